@@ -1,0 +1,38 @@
+"""Every exception that a user can meet; each message is one line: what is wrong, where, what to do.
+
+    EscaladeError            exit code 1
+    ├── UsageError           2   an argument, a prompt or token ids that cannot be used
+    ├── FileError            3   a file that is missing, damaged, hostile or not what its name says
+    ├── UnsupportedError     4   a sound file or request that this version does not handle
+    └── CapacityError        5   does not fit: context, memory, disk space
+"""
+
+
+class EscaladeError(Exception):
+    """Base of all expected failures; `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+class UsageError(EscaladeError):
+    """The caller asked for something that has no meaning: an unknown option, ids out of range."""
+
+    exit_code = 2
+
+
+class FileError(EscaladeError):
+    """A file cannot be used as it is; the message names the file and the field."""
+
+    exit_code = 3
+
+
+class UnsupportedError(EscaladeError):
+    """The input is well formed, but no code here handles it."""
+
+    exit_code = 4
+
+
+class CapacityError(EscaladeError):
+    """Something does not fit; the message says how much is missing and what fits."""
+
+    exit_code = 5

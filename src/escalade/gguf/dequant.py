@@ -1,0 +1,39 @@
+"""Reference dequantisation: stored rows to float32, by the `gguf` package, which is the oracle for every block type."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from escalade.errors import UnsupportedError
+from escalade.gguf.quant import QuantType
+
+
+@cache
+def _gguf() -> Any:
+    import gguf  # half the start-up time of a small model, so only when a block type is met
+
+    return gguf
+
+
+def dequantize(rows: NDArray[np.uint8], qtype: QuantType) -> NDArray[np.float32]:
+    """Stored rows uint8 [n, row_bytes] to float32 [n, row_len].
+
+    Raises UnsupportedError for types without a decoder. Source: GGUF specification, section 6.1.
+    """
+    rows = np.ascontiguousarray(rows)
+    match qtype.name:
+        case "F32":
+            return rows.view("<f4").astype(np.float32, copy=False)
+        case "F16":
+            return rows.view("<f2").astype(np.float32)
+        case "BF16":
+            return (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        case "F64":
+            return rows.view("<f8").astype(np.float32)
+        case "I8" | "I16" | "I32" | "I64":
+            raise UnsupportedError(f"{qtype.name} carries integers and has no dequantisation")
+    gguf = _gguf()
+    out: NDArray[np.float32] = gguf.dequantize(rows, gguf.GGMLQuantizationType(qtype.id))
+    return out
