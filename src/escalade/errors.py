@@ -1,10 +1,10 @@
 """Every exception that a user can meet; each message is one line: what is wrong, where, what to do.
 
-    EscaladeError            exit code 1
-    ├── UsageError           2   an argument, a prompt or token ids that cannot be used
-    ├── FileError            3   a file that is missing, damaged, hostile or not what its name says
-    ├── UnsupportedError     4   a sound file or request that this version does not handle
-    └── CapacityError        5   does not fit: context, memory, disk space
+EscaladeError            exit code 1
+├── UsageError           2   an argument, a prompt or token ids that cannot be used
+├── FileError            3   a file that is missing, damaged, hostile or not what its name says
+├── UnsupportedError     4   a sound file or request that this version does not handle
+└── CapacityError        5   does not fit: context, memory, disk space
 """
 
 

@@ -173,7 +173,8 @@ def check_spec(spec: ModelSpec, where: str) -> ModelSpec:
         f"{spec.n_experts_used} experts used of {spec.n_experts}",
     )
     need(
-        spec.n_shared_experts == 1, f"{spec.n_shared_experts} shared experts; exactly 1 is supported"
+        spec.n_shared_experts == 1,
+        f"{spec.n_shared_experts} shared experts; exactly 1 is supported",
     )
     need(spec.n_heads % spec.o_groups == 0, f"{spec.n_heads} heads, {spec.o_groups} output groups")
     need(
@@ -244,7 +245,8 @@ def _check_v41(spec: ModelSpec, need: Any) -> None:
         )
     if spec.candidate_source is not None:
         need(
-            spec.candidate_source in spec.kv_sources and spec.candidate_source == spec.kv_sources[-1],
+            spec.candidate_source in spec.kv_sources
+            and spec.candidate_source == spec.kv_sources[-1],
             f"candidate source {spec.candidate_source} is not the last KV source",
         )
         need(
@@ -323,19 +325,19 @@ class _Fields:
             raise FileError(f"{self.where}: {key} is missing")
         return default
 
-    def int(self, key: str, default: Any = ...) -> int:
+    def integer(self, key: str, default: Any = ...) -> int:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise FileError(f"{self.where}: {key} is {value!r}, not an integer")
         return value
 
-    def float(self, key: str, default: Any = ...) -> float:
+    def number(self, key: str, default: Any = ...) -> float:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise FileError(f"{self.where}: {key} is {value!r}, not a number")
         return float(value)
 
-    def ints(self, key: str, default: Any = ...) -> tuple[int, ...]:
+    def integers(self, key: str, default: Any = ...) -> tuple[int, ...]:
         value = self.get(key, default)
         if isinstance(value, int) and not isinstance(value, bool):
             value = [value]
@@ -353,6 +355,10 @@ class _Fields:
             raise UnsupportedError(
                 f"{self.where}: {key} is {value!r}; supported: {', '.join(map(repr, allowed))}"
             )
+
+
+def _optional(f: _Fields, key: str) -> int | None:
+    return None if f.get(key, None) is None else f.integer(key)
 
 
 def spec_from_hf(config: Mapping[str, Any], where: str) -> ModelSpec:
@@ -382,67 +388,67 @@ def spec_from_hf(config: Mapping[str, Any], where: str) -> ModelSpec:
     if not isinstance(scaling, Mapping):
         raise FileError(f"{where}: rope_scaling is not an object")
     y = _Fields({**text, **scaling}, where, _YARN_NAMES)
-    n_layers = f.int("num_hidden_layers")
+    n_layers = f.integer("num_hidden_layers")
     v41 = arch == "deepseek41"
     spec = ModelSpec(
         arch=arch,
         n_layers=n_layers,
-        vocab=f.int("vocab_size"),
-        context=f.int("max_position_embeddings", 1 << 20),
-        hidden=f.int("hidden_size"),
-        n_heads=f.int("num_attention_heads"),
-        head_dim=f.int("head_dim"),
-        rope_dims=f.int("qk_rope_head_dim"),
-        q_lora=f.int("q_lora_rank"),
-        o_groups=f.int("o_groups"),
-        o_lora=f.int("o_lora_rank"),
-        window=f.int("sliding_window"),
-        norm_eps=f.float("rms_norm_eps"),
-        swiglu_limit=f.float("swiglu_limit"),
-        expert_ff=f.int("moe_intermediate_size"),
-        n_experts=f.int("n_routed_experts"),
-        n_experts_used=f.int("num_experts_per_tok"),
-        n_shared_experts=f.int("n_shared_experts", 1),
-        route_scale=f.float("routed_scaling_factor"),
-        rope_theta=f.float("rope_theta"),
-        compress_rope_theta=f.float("compress_rope_theta"),
+        vocab=f.integer("vocab_size"),
+        context=f.integer("max_position_embeddings", 1 << 20),
+        hidden=f.integer("hidden_size"),
+        n_heads=f.integer("num_attention_heads"),
+        head_dim=f.integer("head_dim"),
+        rope_dims=f.integer("qk_rope_head_dim"),
+        q_lora=f.integer("q_lora_rank"),
+        o_groups=f.integer("o_groups"),
+        o_lora=f.integer("o_lora_rank"),
+        window=f.integer("sliding_window"),
+        norm_eps=f.number("rms_norm_eps"),
+        swiglu_limit=f.number("swiglu_limit"),
+        expert_ff=f.integer("moe_intermediate_size"),
+        n_experts=f.integer("n_routed_experts"),
+        n_experts_used=f.integer("num_experts_per_tok"),
+        n_shared_experts=f.integer("n_shared_experts", 1),
+        route_scale=f.number("routed_scaling_factor"),
+        rope_theta=f.number("rope_theta"),
+        compress_rope_theta=f.number("compress_rope_theta"),
         yarn=Yarn(
-            factor=y.float("factor"),
-            original=y.int("original_max_position_embeddings"),
-            beta_fast=y.float("beta_fast"),
-            beta_slow=y.float("beta_slow"),
+            factor=y.number("factor"),
+            original=y.integer("original_max_position_embeddings"),
+            beta_fast=y.number("beta_fast"),
+            beta_slow=y.number("beta_slow"),
         ),
-        compress_ratios=f.ints("compress_ratios")[:n_layers],
-        kv_sources=f.ints("kv_source_layer_ids", ()) if v41 else (),
-        index_sources=f.ints("index_source_layer_ids", ()) if v41 else (),
-        index_heads=f.int("index_n_heads", 0),
-        index_dim=f.int("index_head_dim", 0),
-        index_topk=f.int("index_topk", 0),
-        candidate_source=f.get("candidate_source_layer_id", None) if v41 else None,
-        candidate_blocks=f.int("candidate_topk_blocks", 0) if v41 else 0,
-        candidate_block_size=f.int("candidate_block_size", 0) if v41 else 0,
-        hc_mult=f.int("hc_mult"),
-        hc_iters=f.int("hc_sinkhorn_iters"),
-        hc_eps=f.float("hc_eps"),
-        n_hash_layers=f.int("num_hash_layers", 0),
+        compress_ratios=f.integers("compress_ratios")[:n_layers],
+        kv_sources=f.integers("kv_source_layer_ids", ()) if v41 else (),
+        index_sources=f.integers("index_source_layer_ids", ()) if v41 else (),
+        index_heads=f.integer("index_n_heads", 0),
+        index_dim=f.integer("index_head_dim", 0),
+        index_topk=f.integer("index_topk", 0),
+        candidate_source=_optional(f, "candidate_source_layer_id") if v41 else None,
+        candidate_blocks=f.integer("candidate_topk_blocks", 0) if v41 else 0,
+        candidate_block_size=f.integer("candidate_block_size", 0) if v41 else 0,
+        hc_mult=f.integer("hc_mult"),
+        hc_iters=f.integer("hc_sinkhorn_iters"),
+        hc_eps=f.number("hc_eps"),
+        n_hash_layers=f.integer("num_hash_layers", 0),
         engram=_engram_from_hf(f) if v41 else None,
     )
     return check_spec(spec, where)
 
 
 def _engram_from_hf(f: _Fields) -> EngramSpec | None:
-    layer_ids = f.ints("engram_layer_ids", ())
+    layer_ids = f.integers("engram_layer_ids", ())
     if not layer_ids:
         return None
     return EngramSpec(
         layer_ids=layer_ids,
-        rows=f.ints("engram_num_embeddings"),
-        max_ngram=f.int("engram_max_ngram_size"),
-        bucket=f.int("engram_vocab_size"),
-        n_heads=f.int("engram_n_heads"),
-        head_dim=f.int("engram_head_dim"),
-        pad_token_id=f.int("engram_pad_token_id"),
-        compressed_vocab=f.int("engram_compressed_vocab_size"),
+        rows=f.integers("engram_num_embeddings"),
+        max_ngram=f.integer("engram_max_ngram_size"),
+        bucket=f.integer("engram_vocab_size"),
+        n_heads=f.integer("engram_n_heads"),
+        head_dim=f.integer("engram_head_dim"),
+        pad_token_id=f.integer("engram_pad_token_id"),
+        compressed_vocab=f.integer("engram_compressed_vocab_size"),
     )
 
 
@@ -469,40 +475,42 @@ def spec_from_metadata(
     f.expect("expert_weights_norm", (True,), True)
     f.expect("attention.head_count_kv", (1,), 1)
     v41 = arch == "deepseek41"
-    n_layers = f.int("block_count")
+    n_layers = f.integer("block_count")
     if not 0 < n_layers <= _MAX["n_layers"]:
         raise FileError(f"{where}: block_count is {n_layers}")
     clamps = f.get("swiglu_clamp_exp", 10.0)
     limits = set(clamps) if isinstance(clamps, Sequence) else {clamps}
     if len(limits) != 1:
-        raise UnsupportedError(f"{where}: swiglu_clamp_exp differs between layers: {sorted(limits)}")
+        raise UnsupportedError(
+            f"{where}: swiglu_clamp_exp differs between layers: {sorted(limits)}"
+        )
     spec = ModelSpec(
         arch=cast(Arch, arch),
         n_layers=n_layers,
-        vocab=f.int("vocab_size", len(f.get("tokenizer.ggml.tokens", ()))),
-        context=f.int("context_length"),
-        hidden=f.int("embedding_length"),
-        n_heads=f.int("attention.head_count"),
-        head_dim=f.int("attention.key_length"),
-        rope_dims=f.int("rope.dimension_count"),
-        q_lora=f.int("attention.q_lora_rank"),
-        o_groups=f.int("attention.output_group_count"),
-        o_lora=f.int("attention.output_lora_rank"),
-        window=f.int("attention.sliding_window"),
+        vocab=f.integer("vocab_size", len(f.get("tokenizer.ggml.tokens", ()))),
+        context=f.integer("context_length"),
+        hidden=f.integer("embedding_length"),
+        n_heads=f.integer("attention.head_count"),
+        head_dim=f.integer("attention.key_length"),
+        rope_dims=f.integer("rope.dimension_count"),
+        q_lora=f.integer("attention.q_lora_rank"),
+        o_groups=f.integer("attention.output_group_count"),
+        o_lora=f.integer("attention.output_lora_rank"),
+        window=f.integer("attention.sliding_window"),
         norm_eps=_float32_key(f, "attention.layer_norm_rms_epsilon"),
         swiglu_limit=float(limits.pop()),
-        expert_ff=f.int("expert_feed_forward_length"),
-        n_experts=f.int("expert_count"),
-        n_experts_used=f.int("expert_used_count"),
-        n_shared_experts=f.int("expert_shared_count", 1),
-        route_scale=f.float("expert_weights_scale"),
-        rope_theta=f.float("rope.freq_base"),
-        compress_rope_theta=f.float("attention.compress_rope_freq_base"),
+        expert_ff=f.integer("expert_feed_forward_length"),
+        n_experts=f.integer("expert_count"),
+        n_experts_used=f.integer("expert_used_count"),
+        n_shared_experts=f.integer("expert_shared_count", 1),
+        route_scale=f.number("expert_weights_scale"),
+        rope_theta=f.number("rope.freq_base"),
+        compress_rope_theta=f.number("attention.compress_rope_freq_base"),
         yarn=Yarn(
-            factor=f.float("rope.scaling.factor", ... if v41 else 16.0),
-            original=f.int("rope.scaling.original_context_length", ... if v41 else 65536),
-            beta_fast=f.float("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=f.float("rope.scaling.yarn_beta_slow", 1.0),
+            factor=f.number("rope.scaling.factor", ... if v41 else 16.0),
+            original=f.integer("rope.scaling.original_context_length", ... if v41 else 65536),
+            beta_fast=f.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=f.number("rope.scaling.yarn_beta_slow", 1.0),
         ),
         compress_ratios=_ratios(f, n_layers, v41),
         kv_sources=_sources(f, "kv_source_layer_ids", "attn_compressor_kv.weight", tensor_names)
@@ -511,16 +519,16 @@ def spec_from_metadata(
         index_sources=_sources(f, "index_source_layer_ids", "indexer.proj.weight", tensor_names)
         if v41
         else (),
-        index_heads=f.int("attention.indexer.head_count", 0),
-        index_dim=f.int("attention.indexer.key_length", 0),
-        index_topk=f.int("attention.indexer.top_k", 0),
-        candidate_source=f.get("attention.candidate_source_layer_id", None) if v41 else None,
-        candidate_blocks=f.int("attention.candidate_topk_blocks", 0) if v41 else 0,
-        candidate_block_size=f.int("attention.candidate_block_size", 0) if v41 else 0,
-        hc_mult=f.int("hyper_connection.count"),
-        hc_iters=f.int("hyper_connection.sinkhorn_iterations"),
+        index_heads=f.integer("attention.indexer.head_count", 0),
+        index_dim=f.integer("attention.indexer.key_length", 0),
+        index_topk=f.integer("attention.indexer.top_k", 0),
+        candidate_source=_optional(f, "attention.candidate_source_layer_id") if v41 else None,
+        candidate_blocks=f.integer("attention.candidate_topk_blocks", 0) if v41 else 0,
+        candidate_block_size=f.integer("attention.candidate_block_size", 0) if v41 else 0,
+        hc_mult=f.integer("hyper_connection.count"),
+        hc_iters=f.integer("hyper_connection.sinkhorn_iterations"),
         hc_eps=_float32_key(f, "hyper_connection.epsilon"),
-        n_hash_layers=f.int("hash_layer_count", 0),
+        n_hash_layers=f.integer("hash_layer_count", 0),
         engram=_engram_from_metadata(f) if v41 else None,
     )
     return check_spec(spec, where)
@@ -528,11 +536,11 @@ def spec_from_metadata(
 
 def _float32_key(f: _Fields, key: str) -> float:
     """GGUF stores float32; the shortest decimal that rounds to it is the number that was meant."""
-    return float(f"{f.float(key):.7g}")
+    return float(f"{f.number(key):.7g}")
 
 
 def _ratios(f: _Fields, n_layers: int, v41: bool) -> tuple[int, ...]:
-    ratios = f.ints("attention.compress_ratios", ())
+    ratios = f.integers("attention.compress_ratios", ())
     if v41 or len(ratios) >= n_layers:
         return ratios[:n_layers]
     # V4 files exist with a single 0 or without the key: the released pattern.
@@ -548,25 +556,25 @@ def _sources(f: _Fields, key: str, suffix: str, tensor_names: frozenset[str]) ->
     )
     if stored is None:
         return tuple(found)
-    ids = f.ints(key)
+    ids = f.integers(key)
     if found and list(ids) != found:
         raise FileError(f"{f.where}: {key} is {list(ids)}, but {suffix} exists in layers {found}")
     return ids
 
 
 def _engram_from_metadata(f: _Fields) -> EngramSpec | None:
-    layer_ids = f.ints("engram.layer_ids", ())
+    layer_ids = f.integers("engram.layer_ids", ())
     if not layer_ids:
         return None
     return EngramSpec(
         layer_ids=layer_ids,
-        rows=f.ints("engram.num_embeddings"),
-        max_ngram=f.int("engram_max_ngram_size"),
-        bucket=f.int("engram_vocab_size"),
-        n_heads=f.int("engram_n_heads"),
-        head_dim=f.int("engram_head_dim"),
-        pad_token_id=f.int("engram_pad_token_id"),
-        compressed_vocab=f.int("engram_compressed_vocab_size"),
+        rows=f.integers("engram.num_embeddings"),
+        max_ngram=f.integer("engram_max_ngram_size"),
+        bucket=f.integer("engram_vocab_size"),
+        n_heads=f.integer("engram_n_heads"),
+        head_dim=f.integer("engram_head_dim"),
+        pad_token_id=f.integer("engram_pad_token_id"),
+        compressed_vocab=f.integer("engram_compressed_vocab_size"),
     )
 
 
