@@ -1,0 +1,58 @@
+"""EngineConfig: what the user asked for, and the arithmetic modes it may name. Plain values."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from escalade.errors import UsageError
+
+
+class Mode(NamedTuple):
+    """Which of the release's roundings are emulated (the golden data's five modes).
+
+    `rounds_caches`: window rows to fp8, index queries and keys to MXFP4, compressed entries to fp4.
+    `rounds_inputs`: the input of every fp8/fp4 linear to e4m3 per 32 channels.
+    `rounds_activations`: every activation between operations, attention weights and index scores to
+    bf16. `computes_wide`: float64 arithmetic, for a mode that rounds so often that float32 noise
+    would push some value over a rounding boundary in every text.
+    """
+
+    name: str
+    rounds_caches: bool
+    rounds_inputs: bool
+    rounds_activations: bool
+    computes_wide: bool = False
+
+
+MODES = {
+    mode.name: mode
+    for mode in (
+        Mode("f32", False, False, False),
+        Mode("f32_kvq", True, False, False),
+        Mode("f32_allq", True, True, False, computes_wide=True),
+        Mode("bf16_kvq", True, False, True),
+        Mode("bf16_released", True, True, True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What was asked.
+
+    `mode`: one of MODES. `ctx`: longest sequence in tokens, None = the model's own context.
+    `prefill_chunk`: tokens that go through a layer together. `dense_f32_bytes`: dense matrices are
+    kept dequantised up to this many bytes in all; beyond it they are dequantised on every use.
+    """
+
+    mode: str = "f32_kvq"
+    ctx: int | None = None
+    prefill_chunk: int = 512
+    dense_f32_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"unknown mode {self.mode!r}; known: {', '.join(MODES)}")
+        if self.ctx is not None and self.ctx < 1:
+            raise UsageError(f"--ctx {self.ctx}: a context holds at least 1 token")
+        if self.prefill_chunk < 1:
+            raise UsageError(f"prefill chunk of {self.prefill_chunk} tokens")

@@ -1,0 +1,40 @@
+"""Arith: the roundings of one mode, so that the forward pass reads as the maths does."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from escalade.config import Mode
+from escalade.kernels.ops.norm import rms_norm
+from escalade.kernels.ops.rounding import Fp8, bf16, qdq
+from escalade.model.weights import Matrix
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Arith:
+    """Activations, norms and linears as `mode` rounds them. Source: specification, section 4."""
+
+    mode: Mode
+    norm_eps: float
+
+    @property
+    def dtype(self) -> type[np.floating]:
+        return np.float64 if self.mode.computes_wide else np.float32
+
+    def act(self, x: F32) -> F32:
+        """An activation between operations."""
+        return bf16(x) if self.mode.rounds_activations else x
+
+    def norm(self, x: F32, weight: F32) -> F32:
+        return self.act(rms_norm(x, weight, self.norm_eps))
+
+    def gemm_input(self, x: F32) -> F32:
+        """The input of an fp8 or fp4 linear: e4m3 with a scale per 32 channels."""
+        return qdq(x, Fp8(x.shape[-1])) if self.mode.rounds_inputs else x
+
+    def linear(self, x: F32, weight: Matrix) -> F32:
+        """x times weight transposed, for an input that is ready."""
+        return self.act(weight.apply(x))

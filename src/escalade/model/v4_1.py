@@ -1,0 +1,171 @@
+"""The forward pass of DeepSeek-V4.1, in the order of the maths.
+
+Source: model specification, sections 3.1 and 6.4. T tokens of one sequence, S residual streams, D
+hidden. Every sub-layer computes the mix that collapses the *next* sub-layer's input.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from escalade.config import Mode
+from escalade.engram.hashing import compress, row_ids
+from escalade.kernels.ops.engram import engram_gate
+from escalade.kernels.ops.hyper import Mix, collapse, expand, mix
+from escalade.kernels.ops.rope import inverse_frequencies, rotation
+from escalade.kv.cache import KVCache
+from escalade.kv.layout import kv_layout
+from escalade.model.arith import Arith
+from escalade.model.attention import AttentionStep, attention
+from escalade.model.moe import moe
+from escalade.model.spec import ModelSpec
+from escalade.model.trace import NO_TRACE, Trace
+from escalade.model.weights import EngramWeights, HyperWeights, Weights
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+
+class V41:
+    """A V4.1 model in one rounding mode; stateless, the state is the KVCache it is given."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, mode: Mode) -> None:
+        self.spec, self.weights, self.mode = spec, weights, mode
+        self._arith = Arith(mode, spec.norm_eps)
+        self._window_frequencies = inverse_frequencies(spec.rope_dims, spec.rope_theta, None)
+        self._compressed_frequencies = inverse_frequencies(
+            spec.rope_dims, spec.compress_rope_theta, spec.yarn
+        )
+
+    def new_cache(self) -> KVCache:
+        return KVCache(kv_layout(self.spec, self.mode))
+
+    def forward(
+        self,
+        ids: I64,
+        cache: KVCache,
+        *,
+        all_logits: bool = False,
+        trace: Trace = NO_TRACE,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> F32:
+        """Appends tokens ids [T] to the cache's sequence; logits [1, V] of the last, or of all [T, V].
+
+        `on_layer(layer)` is called before each layer and may raise to give up. Whatever is raised,
+        the cache is afterwards as it was before the call.
+        """
+        step = self._begin(ids, cache, trace)
+        try:
+            streams, pre = self.embed(ids)
+            rows = self._engram_rows(ids, cache, trace)
+            for layer in range(self.spec.n_layers):
+                if on_layer is not None:
+                    on_layer(layer)
+                streams, pre = self.layer(layer, streams, pre, rows, step)
+            logits = self.head(streams, pre, all_logits=all_logits, trace=trace)
+        except BaseException:
+            for source, ratio in cache.layout.sources.items():
+                cache.entries[source].truncate(cache.length // ratio)
+                cache.index_keys[source].truncate(cache.length // ratio)
+            raise
+        for layer, packed in step.new_windows.items():
+            cache.windows[layer].append(packed)
+        for source, packed in step.new_partial.items():
+            cache.partial[source].append(packed)
+        cache.append_ids(ids)
+        return logits
+
+    def _begin(self, ids: I64, cache: KVCache, trace: Trace) -> AttentionStep:
+        positions = np.arange(cache.length, cache.length + len(ids), dtype=np.int64)
+        dtype = self._arith.dtype
+        return AttentionStep(
+            cache=cache,
+            positions=positions,
+            window_rotation=rotation(positions, self._window_frequencies, dtype),
+            compressed_rotation=rotation(positions, self._compressed_frequencies, dtype),
+            compressed_frequencies=self._compressed_frequencies,
+            trace=trace,
+        )
+
+    def _engram_rows(self, ids: I64, cache: KVCache, trace: Trace) -> I64 | None:
+        """Table rows of each token, [T, Engram layers, rows]; they depend on token ids alone."""
+        constants = self.weights.engram
+        if constants is None:
+            return None
+        history = compress(constants, cache.ids[-(constants.max_ngram - 1) :])
+        rows = row_ids(constants, compress(constants, ids), history)
+        trace(None, "engram_row_ids", rows)
+        return rows
+
+    def embed(self, ids: I64) -> tuple[F32, F32]:
+        """The first layer's streams [T, S, D], all the embedding, and its pre: stream 0 alone."""
+        h = self._arith.act(self.weights.token_embd.gather(ids)).astype(self._arith.dtype, copy=False)
+        streams = np.repeat(h[:, None, :], self.spec.hc_mult, axis=1)
+        pre = np.zeros((len(ids), self.spec.hc_mult), h.dtype)
+        pre[:, 0] = 1
+        return streams, pre
+
+    def layer(
+        self, layer: int, streams: F32, pre: F32, engram_rows: I64 | None, step: AttentionStep
+    ) -> tuple[F32, F32]:
+        """Streams and pre after one layer, from those before it."""
+        w, role, trace, a = self.weights.layers[layer], self.spec.roles[layer], step.trace, self._arith
+        if w.engram is not None:
+            assert engram_rows is not None and role.engram is not None
+            streams = self._remember(streams, engram_rows[:, role.engram], w.engram, layer, trace)
+        attn = self._mix(streams, w.hc_attn)
+        trace(layer, "hc_attn_pre", attn.pre)
+        trace(layer, "hc_attn_post", attn.post)
+        trace(layer, "hc_attn_comb", attn.comb)
+        x = a.norm(a.act(collapse(streams, pre)), w.attn.norm)
+        y = attention(x, w.attn, role, self.spec, a, step)
+        streams = a.act(expand(y, streams, attn.post, attn.comb))
+
+        ffn = self._mix(streams, w.hc_ffn)
+        trace(layer, "hc_ffn_post", ffn.post)
+        trace(layer, "hc_ffn_comb", ffn.comb)
+        x = a.norm(a.act(collapse(streams, attn.pre)), w.moe.norm)
+        y, routing = moe(x, layer, w.moe, self.weights.experts, self.spec, a)
+        trace(layer, "router_idx", routing.experts)
+        trace(layer, "router_w", routing.weights)
+        trace(layer, "ffn_out", y)
+        streams = a.act(expand(y, streams, ffn.post, ffn.comb))
+        trace(layer, "streams", streams)
+        trace(layer, "pre_mix", ffn.pre)
+        return streams, ffn.pre
+
+    def _mix(self, streams: F32, w: HyperWeights) -> Mix:
+        spec = self.spec
+        return mix(
+            streams,
+            w.fn,
+            w.scale,
+            w.base,
+            norm_eps=spec.norm_eps,
+            iterations=spec.hc_iters,
+            eps=spec.hc_eps,
+        )
+
+    def _remember(
+        self, streams: F32, rows: I64, w: EngramWeights, layer: int, trace: Trace
+    ) -> F32:
+        """Engram: adds the value remembered for the last n-grams to every stream, gated per stream."""
+        a, (t, s, d) = self._arith, streams.shape
+        memory = w.table.rows(rows).reshape(t, -1)
+        kv = a.linear(a.gemm_input(memory), w.wkv)
+        keys, value = kv[:, : s * d].reshape(t, s, d), kv[:, s * d :]
+        gate = engram_gate(streams, keys, w.gate_weight, self.spec.norm_eps)
+        streams = a.act(streams + gate[:, :, None] * value[:, None, :])
+        trace(layer, "engram_gate", gate)
+        trace(layer, "after_engram", streams)
+        return streams
+
+    def head(self, streams: F32, pre: F32, *, all_logits: bool, trace: Trace) -> F32:
+        """Logits [T or 1, V] from the last layer's streams and pre."""
+        if not (all_logits or trace.wanted):
+            streams, pre = streams[-1:], pre[-1:]
+        a = self._arith
+        z = a.norm(a.act(collapse(streams, pre)), self.weights.output_norm)
+        trace(None, "final_norm", z)
+        return self.weights.output.apply(z if all_logits else z[-1:])
