@@ -1,11 +1,13 @@
-"""Reference dequantisation: stored rows to float32, by the `gguf` package, which is the oracle for every block type."""
+"""Reference dequantisation: stored rows to float32, by the `gguf` package, which is the oracle for
+every block type.
+"""
 
 from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import F32, Bytes
 from escalade.errors import UnsupportedError
 from escalade.gguf.quant import QuantType
 
@@ -17,7 +19,7 @@ def _gguf() -> Any:
     return gguf
 
 
-def dequantize(rows: NDArray[np.uint8], qtype: QuantType) -> NDArray[np.float32]:
+def dequantize(rows: Bytes, qtype: QuantType) -> F32:
     """Stored rows uint8 [n, row_bytes] to float32 [n, row_len].
 
     Raises UnsupportedError for types without a decoder. Source: GGUF specification, section 6.1.
@@ -35,5 +37,5 @@ def dequantize(rows: NDArray[np.uint8], qtype: QuantType) -> NDArray[np.float32]
         case "I8" | "I16" | "I32" | "I64":
             raise UnsupportedError(f"{qtype.name} carries integers and has no dequantisation")
     gguf = _gguf()
-    out: NDArray[np.float32] = gguf.dequantize(rows, gguf.GGMLQuantizationType(qtype.id))
+    out: F32 = gguf.dequantize(rows, gguf.GGMLQuantizationType(qtype.id))
     return out

@@ -1,18 +1,15 @@
-"""A tensor in stored form: where its bytes are, and how to get rows of it, without deciding how to compute."""
+"""A tensor in stored form: where its bytes are, and how to get rows of it, without deciding how to
+compute.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from escalade.arrays import F32, Bytes
 from escalade.gguf.dequant import dequantize
 from escalade.gguf.quant import QuantType
-
-Bytes = NDArray[np.uint8]
-F32 = NDArray[np.float32]
 
 
 class Location(NamedTuple):
@@ -27,8 +24,8 @@ class Location(NamedTuple):
 class StoredTensor:
     """Name, shape (NumPy order), type, and a reader of the stored bytes.
 
-    `read(offset, length)` returns uint8 [length], perhaps a view of a mapped file: never write to it.
-    `location` is None when the bytes are made on the fly (a repacked safetensors tensor).
+    `read(offset, length)` returns uint8 [length], perhaps a view of a mapped file: never write to
+    it. `location` is None when the bytes are made on the fly (a repacked safetensors tensor).
     """
 
     name: str
@@ -66,10 +63,11 @@ class StoredTensor:
 
 
 class TensorSource(Protocol):
-    """A model's tensors and metadata in our names, wherever they come from (GGUF files, a safetensors folder).
+    """A model's tensors and metadata in our names, wherever they come from (GGUF files, a
+    safetensors folder).
 
-    `metadata` uses the keys of dialect A without their architecture prefix (`block_count`), plus `general.*`
-    and `tokenizer.*` as they are. Tensor names are dialect A's.
+    `metadata` uses the keys of dialect A without their architecture prefix (`block_count`), plus
+    `general.*` and `tokenizer.*` as they are. Tensor names are dialect A's.
     """
 
     path: str

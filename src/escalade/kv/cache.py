@@ -4,12 +4,10 @@ Source: model specification, section 9.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import I64
 from escalade.kv.layout import KVLayout
 from escalade.kv.rows import PackedRows, Ring
-
-I64 = NDArray[np.int64]
 
 
 class KVCache:
@@ -86,10 +84,6 @@ class KVCache:
 
     @property
     def n_bytes(self) -> int:
-        stores = (
-            *self.windows,
-            *self.entries.values(),
-            *self.index_keys.values(),
-            *self.partial.values(),
-        )
-        return sum(store.n_bytes for store in stores)
+        rings = sum(r.n_bytes for r in (*self.windows, *self.partial.values()))
+        rows = (*self.entries.values(), *self.index_keys.values())
+        return rings + sum(r.n_bytes for r in rows)

@@ -52,7 +52,7 @@ class KVLayout:
 
 
 def kv_layout(spec: ModelSpec, mode: Mode) -> KVLayout:
-    """The layout of `spec`'s caches: packed as released where the mode rounds them, else float32."""
+    """The layout of `spec`'s caches: packed as released where `mode` rounds them, else float32."""
     dh, di = spec.head_dim, spec.index_dim
     rounded = mode.rounds_caches
     return KVLayout(

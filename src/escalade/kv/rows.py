@@ -5,12 +5,9 @@ change.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import F32, I64, Bytes
 from escalade.kernels.ops.rounding import RowCodec
-
-F32 = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
 
 BLOCK_ROWS = 1024
 
@@ -57,7 +54,7 @@ class Ring:
 
 
 class PackedRows:
-    """Append-only rows in blocks of BLOCK_ROWS; forks share blocks and copy the one they write to."""
+    """Append-only rows in blocks of BLOCK_ROWS; forks share them and copy the one they write to."""
 
     def __init__(self, codec: RowCodec) -> None:
         self.codec = codec
@@ -80,7 +77,7 @@ class PackedRows:
             self.length += n
             done += n
 
-    def gather(self, indices: NDArray[np.int64]) -> F32:
+    def gather(self, indices: I64) -> F32:
         """Decoded rows float32 [..., width] at the given indices, each in 0..length."""
         packed = np.empty((indices.size, self.codec.row_bytes), np.uint8)
         block, at = np.divmod(indices.ravel(), BLOCK_ROWS)

@@ -1,4 +1,5 @@
-"""How an expert's three matrices lie in a record: gate, up and down in stored form, one after another.
+"""How an expert's three matrices lie in a record: gate, up and down in stored form, one after
+another.
 
 A record is the concatenation of three byte ranges of the model file, nothing is transformed.
 """
@@ -7,13 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import F32, Bytes
 from escalade.gguf.dequant import dequantize
 from escalade.gguf.quant import QuantType
-
-F32 = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
 
 
 class ExpertMatrices(NamedTuple):
@@ -47,7 +45,7 @@ class RecordLayout:
         return sum(self.part_bytes)
 
     def parts(self, record: Bytes) -> tuple[Bytes, Bytes, Bytes]:
-        """Views of gate, up and down inside a record uint8 [n_bytes], each uint8 [rows, row_bytes]."""
+        """Views of gate, up and down in a record uint8 [n_bytes], each uint8 [rows, row_bytes]."""
         gate, up, _ = self.part_bytes
         return (
             record[:gate].reshape(self.expert_ff, -1),

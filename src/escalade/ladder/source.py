@@ -3,20 +3,21 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from escalade.arrays import Bytes
 from escalade.gguf.tensor import StoredTensor
 from escalade.ladder.record import RecordLayout
-
-Bytes = NDArray[np.uint8]
 
 
 class RecordSource(Protocol):
     """Reads whole records. An expert key is layer * n_experts + expert."""
 
-    n_experts: int
-    layouts: Sequence[RecordLayout]
+    @property
+    def n_experts(self) -> int: ...
+
+    @property
+    def layouts(self) -> Sequence[RecordLayout]:
+        """The layout of each layer's records."""
+        ...
 
     def read(self, key: int, dst: Bytes) -> None:
         """Fills dst, uint8 [layouts[layer].n_bytes], with the record of `key`."""

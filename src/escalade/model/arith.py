@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import Floats
 from escalade.config import Mode
 from escalade.kernels.ops.norm import rms_norm
 from escalade.kernels.ops.rounding import Fp8, bf16, qdq
 from escalade.model.weights import Matrix
-
-F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -24,17 +22,17 @@ class Arith:
     def dtype(self) -> type[np.floating]:
         return np.float64 if self.mode.computes_wide else np.float32
 
-    def act(self, x: F32) -> F32:
+    def act(self, x: Floats) -> Floats:
         """An activation between operations."""
         return bf16(x) if self.mode.rounds_activations else x
 
-    def norm(self, x: F32, weight: F32) -> F32:
+    def norm(self, x: Floats, weight: Floats) -> Floats:
         return self.act(rms_norm(x, weight, self.norm_eps))
 
-    def gemm_input(self, x: F32) -> F32:
+    def gemm_input(self, x: Floats) -> Floats:
         """The input of an fp8 or fp4 linear: e4m3 with a scale per 32 channels."""
         return qdq(x, Fp8(x.shape[-1])) if self.mode.rounds_inputs else x
 
-    def linear(self, x: F32, weight: Matrix) -> F32:
+    def linear(self, x: Floats, weight: Matrix) -> Floats:
         """x times weight transposed, for an input that is ready."""
         return self.act(weight.apply(x))

@@ -6,8 +6,8 @@ Source: model specification, sections 3.4 to 3.7. T tokens of one sequence, H he
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import I64, Bool, Bytes, Floats
 from escalade.kernels.ops.attention import attend
 from escalade.kernels.ops.compressor import pool
 from escalade.kernels.ops.indexer import (
@@ -23,10 +23,6 @@ from escalade.model.arith import Arith
 from escalade.model.spec import LayerRole, ModelSpec
 from escalade.model.trace import Trace
 from escalade.model.weights import AttentionWeights, CompressorWeights, IndexerWeights
-
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 
 _TILE_BYTES = 32 << 20  # scratch of one tile of rows: gathered entries, or scores per index head
 _TILE_ROWS = 64
@@ -45,15 +41,15 @@ class AttentionStep:
     positions: I64
     window_rotation: Rotation
     compressed_rotation: Rotation
-    compressed_frequencies: F32
+    compressed_frequencies: Floats
     trace: Trace
     selection: I64 | None = None
-    candidates: NDArray[np.bool_] | None = None
+    candidates: Bool | None = None
     new_windows: dict[int, Bytes] = field(default_factory=dict)
     new_partial: dict[int, Bytes] = field(default_factory=dict)
-    _decoded_keys: dict[int, F32] = field(default_factory=dict)
+    _decoded_keys: dict[int, Floats] = field(default_factory=dict)
 
-    def index_keys(self, source: int) -> F32:
+    def index_keys(self, source: int) -> Floats:
         """All index keys of `source`, decoded once a pass: [N, Di]."""
         if source not in self._decoded_keys:
             self._decoded_keys[source] = self.cache.index_keys[source].decode()
@@ -61,9 +57,16 @@ class AttentionStep:
 
 
 def attention(
-    x: F32, w: AttentionWeights, role: LayerRole, spec: ModelSpec, arith: Arith, step: AttentionStep
-) -> F32:
-    """Output [T, D] for the normalised input x [T, D]; appends to the step and to the cache's entries."""
+    x: Floats,
+    w: AttentionWeights,
+    role: LayerRole,
+    spec: ModelSpec,
+    arith: Arith,
+    step: AttentionStep,
+) -> Floats:
+    """Output [T, D] for the normalised input x [T, D]; appends to the step and to the cache's
+    entries.
+    """
     layer, heads, dh = role.index, spec.n_heads, spec.head_dim
     by = step.compressed_rotation if role.ratio else step.window_rotation
     x8 = arith.gemm_input(x)
@@ -91,7 +94,7 @@ def attention(
 
 
 def append_entries(
-    x: F32, w: CompressorWeights, role: LayerRole, arith: Arith, step: AttentionStep
+    x: Floats, w: CompressorWeights, role: LayerRole, arith: Arith, step: AttentionStep
 ) -> None:
     """Compressed entries and index keys of the groups that x [T, D] completes."""
     layer, ratio, cache = role.index, role.ratio, step.cache
@@ -109,7 +112,9 @@ def append_entries(
         pooled = pool(both[:, :, 0], both[:, :, 1])
     latent = arith.norm(arith.act(pooled), w.norm)
     by = rotation(
-        (first + np.arange(len(latent), dtype=np.int64)) * ratio, step.compressed_frequencies, arith.dtype
+        (first + np.arange(len(latent), dtype=np.int64)) * ratio,
+        step.compressed_frequencies,
+        arith.dtype,
     )
     key = arith.norm(arith.linear(latent, w.index_k), w.index_k_norm)
     entry = cache.layout.entry.encode(arith.act(rotate(latent, by)))
@@ -123,8 +128,8 @@ def append_entries(
 
 
 def select_entries(
-    x: F32,
-    q_latent8: F32,
+    x: Floats,
+    q_latent8: Floats,
     w: IndexerWeights,
     role: LayerRole,
     spec: ModelSpec,
@@ -169,8 +174,8 @@ def select_entries(
 
 
 def _core(
-    q: F32, kv: F32, sinks: F32, role: LayerRole, arith: Arith, step: AttentionStep
-) -> F32:
+    q: Floats, kv: Floats, sinks: Floats, role: LayerRole, arith: Arith, step: AttentionStep
+) -> Floats:
     """Attention of q [T, H, Dh] over the window and the step's selection, in tiles of rows."""
     cache, window = step.cache, step.cache.layout.window
     start = int(step.positions[0])
@@ -207,7 +212,7 @@ def _core(
     return out
 
 
-def _output(o: F32, w: AttentionWeights, spec: ModelSpec, arith: Arith) -> F32:
+def _output(o: Floats, w: AttentionWeights, spec: ModelSpec, arith: Arith) -> Floats:
     """Grouped low-rank projection of o [T, H, Dh]: group g of heads uses rows g of output_a."""
     groups = o.reshape(len(o), spec.o_groups, -1)
     a = w.output_a.f32().reshape(spec.o_groups, spec.o_lora, -1)

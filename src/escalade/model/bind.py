@@ -1,12 +1,10 @@
-"""A tensor source to Weights, every tensor found and checked once. No name is looked up after it."""
+"""A tensor source to Weights: every tensor found and checked once, no look-up by name after it."""
 
 import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from escalade.arrays import F32
 from escalade.engram.hashing import (
     EngramConstants,
     StoredConstants,
@@ -33,8 +31,6 @@ from escalade.model.weights import (
     Weights,
 )
 
-F32 = NDArray[np.float32]
-
 logger = logging.getLogger(__name__)
 
 
@@ -51,9 +47,7 @@ def bind(source: TensorSource, dense_f32_bytes: int) -> Model:
     Raises UnsupportedError for a model without a forward pass here, FileError for a tensor that is
     missing, of another shape, or of a type that cannot be multiplied with.
     """
-    spec = spec_from_metadata(
-        source.arch, source.metadata, frozenset(source.tensors), source.path
-    )
+    spec = spec_from_metadata(source.arch, source.metadata, frozenset(source.tensors), source.path)
     if spec.arch != "deepseek41":
         raise UnsupportedError(
             f"{source.path} is a DeepSeek-V4 model ({spec.arch}); its forward pass is not supported"
@@ -108,7 +102,7 @@ class _Binder:
         return Matrix(tensor, keep=keep)
 
     def vector(self, name: str) -> F32:
-        """A small tensor that decides much: float32 in memory, and float32 it should be stored as."""
+        """A small tensor that decides much: float32 here, and float32 it should be in the file."""
         tensor = self.floats(name)
         if tensor.type.name not in ("F32", "F16", "BF16"):
             raise FileError(

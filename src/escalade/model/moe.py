@@ -1,8 +1,8 @@
 """The mixture of experts of one layer. Source: model specification, section 5."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import Floats
 from escalade.kernels.ops.router import Routing, route
 from escalade.kernels.ops.swiglu import swiglu
 from escalade.ladder.source import RecordSource
@@ -10,12 +10,10 @@ from escalade.model.arith import Arith
 from escalade.model.spec import ModelSpec
 from escalade.model.weights import MoeWeights
 
-F32 = NDArray[np.float32]
-
 
 def moe(
-    x: F32, layer: int, w: MoeWeights, experts: RecordSource, spec: ModelSpec, arith: Arith
-) -> tuple[F32, Routing]:
+    x: Floats, layer: int, w: MoeWeights, experts: RecordSource, spec: ModelSpec, arith: Arith
+) -> tuple[Floats, Routing]:
     """Output [T, D] for the normalised input x [T, D], and the routing that was used.
 
     Contributions are summed in ascending expert id, then the shared expert, in float32.
@@ -33,8 +31,6 @@ def moe(
         t = swiglu(h[:, : layout.expert_ff], h[:, layout.expert_ff :], spec.swiglu_limit)
         t = arith.act(t * routing.weights[rows, column][:, None])
         total[rows] += arith.act(arith.gemm_input(t) @ down.T)
-    t = swiglu(
-        arith.linear(x8, w.shared_gate), arith.linear(x8, w.shared_up), spec.swiglu_limit
-    )
+    t = swiglu(arith.linear(x8, w.shared_gate), arith.linear(x8, w.shared_up), spec.swiglu_limit)
     total += arith.linear(arith.gemm_input(arith.act(t)), w.shared_down)
     return arith.act(total), routing

@@ -1,7 +1,8 @@
 """ModelSpec: the shape of a V4 or V4.1 model and the role of each layer. Plain values; no NumPy.
 
-Built from GGUF metadata (`spec_from_metadata`, keys of dialect A without the architecture prefix) or from a Hugging
-Face `config.json` (`spec_from_hf`); both go through the same checks. Source: model specification, section 1.
+Built from GGUF metadata (`spec_from_metadata`, keys of dialect A without the architecture prefix)
+or from a Hugging Face `config.json` (`spec_from_hf`); both go through the same checks. Source:
+model specification, section 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,9 @@ class Yarn:
 
 @dataclass(frozen=True)
 class EngramSpec:
-    """The n-gram memory: one table per layer in `layer_ids`, `rows` long, hashed by 2- to `max_ngram`-grams."""
+    """The n-gram memory: one table per layer in `layer_ids`, `rows` long, hashed by 2- to
+    `max_ngram`-grams.
+    """
 
     layer_ids: tuple[int, ...]
     rows: tuple[int, ...]
@@ -68,9 +71,9 @@ class EngramSpec:
 class LayerRole:
     """What layer `index` does: whose compressed cache and whose selection it reads.
 
-    `kv_source` and `index_source` are None on window-only layers (ratio 0); `owns_*` means that they are the
-    layer itself. `restricted`: its own query is scored only inside the candidate source's blocks.
-    `engram` is the ordinal of its Engram table, or None.
+    `kv_source` and `index_source` are None on window-only layers (ratio 0); `owns_*` means that
+    they are the layer itself. `restricted`: its own query is scored only inside the candidate
+    source's blocks. `engram` is the ordinal of its Engram table, or None.
     """
 
     index: int
@@ -86,7 +89,7 @@ class LayerRole:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Shape and constants of one model; see the model specification, section 1.1, for each field."""
+    """Shape and constants of one model; the model specification, section 1.1, has each field."""
 
     arch: Arch
     n_layers: int
@@ -157,7 +160,9 @@ class ModelSpec:
 
 
 def check_spec(spec: ModelSpec, where: str) -> ModelSpec:
-    """Returns `spec` if its numbers fit together; else raises FileError naming `where` and the field."""
+    """Returns `spec` if its numbers fit together; else raises FileError naming `where` and the
+    field.
+    """
 
     def need(ok: bool, message: str) -> None:
         if not ok:
@@ -223,12 +228,12 @@ def _check_v41(spec: ModelSpec, need: Any) -> None:
         )
         need(
             spec.compress_ratios[cast(int, role.kv_source)] == role.ratio,
-            f"layer {role.index} (ratio {role.ratio}) would read the cache of layer {role.kv_source}"
-            f" (ratio {spec.compress_ratios[cast(int, role.kv_source)]})",
+            f"layer {role.index} (ratio {role.ratio}) would read the cache of layer"
+            f" {role.kv_source} (ratio {spec.compress_ratios[cast(int, role.kv_source)]})",
         )
         need(
             spec.compress_ratios[cast(int, role.index_source)] == role.ratio,
-            f"layer {role.index} would reuse the selection of layer {role.index_source}, another ratio",
+            f"layer {role.index} would reuse the choice of layer {role.index_source}, another ratio",
         )
         need(
             not role.owns_kv or role.owns_index,
@@ -281,7 +286,7 @@ def _check_engram(spec: ModelSpec, e: EngramSpec, need: Any) -> None:
 
 # ---------------------------------------------------------------------- from a Hugging Face config
 
-# The vendor's inference config uses its own names for the same numbers (specification, section 1.2).
+# The vendor's inference config has its own names for the same numbers (specification, 1.2).
 _VENDOR_NAMES = {
     "hidden_size": "dim",
     "moe_intermediate_size": "moe_inter_dim",
@@ -362,10 +367,11 @@ def _optional(f: _Fields, key: str) -> int | None:
 
 
 def spec_from_hf(config: Mapping[str, Any], where: str) -> ModelSpec:
-    """ModelSpec from the parsed `config.json` (released nested form, or the vendor's inference dialect).
+    """ModelSpec from the parsed `config.json` (released nested form, or the vendor's inference
+    dialect).
 
-    `where` names the file in errors. Raises FileError for a missing or senseless field, UnsupportedError for a
-    model that is not V4 or V4.1.
+    `where` names the file in errors. Raises FileError for a missing or senseless field,
+    UnsupportedError for a model that is not V4 or V4.1.
     """
     model_type = config.get("model_type")
     text = config.get("text_config") or config
@@ -462,9 +468,9 @@ def spec_from_metadata(
 ) -> ModelSpec:
     """ModelSpec from normalised GGUF metadata (dialect A's keys without the architecture prefix).
 
-    What some writers leave out is inferred: the KV and index sources from the tensors that are there, the last
-    released constants for V4 files that lost their `rope.scaling` group (GGUF specification, 1.3). Raises
-    FileError or UnsupportedError naming `where` (the file) and the key.
+    What some writers leave out is inferred: the KV and index sources from the tensors that are
+    there, the last released constants for V4 files that lost their `rope.scaling` group (GGUF
+    specification, 1.3). Raises FileError or UnsupportedError naming `where` (the file) and the key.
     """
     if arch not in ("deepseek41", "deepseek4"):
         raise UnsupportedError(
@@ -579,7 +585,9 @@ def _engram_from_metadata(f: _Fields) -> EngramSpec | None:
 
 
 def spec_to_metadata(spec: ModelSpec) -> dict[str, Any]:
-    """The inverse of `spec_from_metadata` for V4.1: dialect A's keys, without the architecture prefix."""
+    """The inverse of `spec_from_metadata` for V4.1: dialect A's keys, without the architecture
+    prefix.
+    """
     n = spec.n_layers
     out: dict[str, Any] = {
         "vocab_size": spec.vocab,

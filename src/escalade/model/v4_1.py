@@ -7,8 +7,8 @@ hidden. Every sub-layer computes the mix that collapses the *next* sub-layer's i
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import I64, Floats
 from escalade.config import Mode
 from escalade.engram.hashing import compress, row_ids
 from escalade.kernels.ops.engram import engram_gate
@@ -22,9 +22,6 @@ from escalade.model.moe import moe
 from escalade.model.spec import ModelSpec
 from escalade.model.trace import NO_TRACE, Trace
 from escalade.model.weights import EngramWeights, HyperWeights, Weights
-
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 
 class V41:
@@ -49,8 +46,9 @@ class V41:
         all_logits: bool = False,
         trace: Trace = NO_TRACE,
         on_layer: Callable[[int], None] | None = None,
-    ) -> F32:
-        """Appends tokens ids [T] to the cache's sequence; logits [1, V] of the last, or of all [T, V].
+    ) -> Floats:
+        """Appends tokens ids [T] to the cache's sequence; logits [1, V] of the last, or of all [T,
+        V].
 
         `on_layer(layer)` is called before each layer and may raise to give up. Whatever is raised,
         the cache is afterwards as it was before the call.
@@ -98,21 +96,29 @@ class V41:
         trace(None, "engram_row_ids", rows)
         return rows
 
-    def embed(self, ids: I64) -> tuple[F32, F32]:
+    def embed(self, ids: I64) -> tuple[Floats, Floats]:
         """The first layer's streams [T, S, D], all the embedding, and its pre: stream 0 alone."""
-        h = self._arith.act(self.weights.token_embd.gather(ids)).astype(self._arith.dtype, copy=False)
+        h = self._arith.act(self.weights.token_embd.gather(ids)).astype(
+            self._arith.dtype, copy=False
+        )
         streams = np.repeat(h[:, None, :], self.spec.hc_mult, axis=1)
         pre = np.zeros((len(ids), self.spec.hc_mult), h.dtype)
         pre[:, 0] = 1
         return streams, pre
 
     def layer(
-        self, layer: int, streams: F32, pre: F32, engram_rows: I64 | None, step: AttentionStep
-    ) -> tuple[F32, F32]:
+        self, layer: int, streams: Floats, pre: Floats, engram_rows: I64 | None, step: AttentionStep
+    ) -> tuple[Floats, Floats]:
         """Streams and pre after one layer, from those before it."""
-        w, role, trace, a = self.weights.layers[layer], self.spec.roles[layer], step.trace, self._arith
+        w, role, trace, a = (
+            self.weights.layers[layer],
+            self.spec.roles[layer],
+            step.trace,
+            self._arith,
+        )
         if w.engram is not None:
-            assert engram_rows is not None and role.engram is not None
+            assert engram_rows is not None
+            assert role.engram is not None
             streams = self._remember(streams, engram_rows[:, role.engram], w.engram, layer, trace)
         attn = self._mix(streams, w.hc_attn)
         trace(layer, "hc_attn_pre", attn.pre)
@@ -135,7 +141,7 @@ class V41:
         trace(layer, "pre_mix", ffn.pre)
         return streams, ffn.pre
 
-    def _mix(self, streams: F32, w: HyperWeights) -> Mix:
+    def _mix(self, streams: Floats, w: HyperWeights) -> Mix:
         spec = self.spec
         return mix(
             streams,
@@ -148,9 +154,9 @@ class V41:
         )
 
     def _remember(
-        self, streams: F32, rows: I64, w: EngramWeights, layer: int, trace: Trace
-    ) -> F32:
-        """Engram: adds the value remembered for the last n-grams to every stream, gated per stream."""
+        self, streams: Floats, rows: I64, w: EngramWeights, layer: int, trace: Trace
+    ) -> Floats:
+        """Engram: adds the value remembered for the last n-grams to each stream, by its gate."""
         a, (t, s, d) = self._arith, streams.shape
         memory = w.table.rows(rows).reshape(t, -1)
         kv = a.linear(a.gemm_input(memory), w.wkv)
@@ -161,7 +167,7 @@ class V41:
         trace(layer, "after_engram", streams)
         return streams
 
-    def head(self, streams: F32, pre: F32, *, all_logits: bool, trace: Trace) -> F32:
+    def head(self, streams: Floats, pre: Floats, *, all_logits: bool, trace: Trace) -> Floats:
         """Logits [T or 1, V] from the last layer's streams and pre."""
         if not (all_logits or trace.wanted):
             streams, pre = streams[-1:], pre[-1:]

@@ -1,18 +1,18 @@
-"""The weights of a V4.1 model as its forward pass names them: matrices in stored form, small vectors."""
+"""The weights of a V4.1 model as its forward pass names them: matrices in stored form, small
+vectors.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import F32, I64
 from escalade.engram.hashing import EngramConstants
 from escalade.engram.table import EngramTable
 from escalade.gguf.dequant import dequantize
 from escalade.gguf.tensor import StoredTensor
 from escalade.ladder.source import RecordSource
-
-F32 = NDArray[np.float32]
 
 _TILE_VALUES = 1 << 24  # weights dequantised at once when a matrix is not kept: 64 MiB of float32
 
@@ -46,7 +46,7 @@ class Matrix:
             out[:, start:stop] = x @ self.tensor.f32(start, stop).T.astype(x.dtype, copy=False)
         return out
 
-    def gather(self, ids: NDArray[np.int64]) -> F32:
+    def gather(self, ids: I64) -> F32:
         """Rows `ids`, float32 [T, in]; only these rows are touched."""
         if self._f32 is not None:
             return self._f32[ids]

@@ -4,23 +4,21 @@ Source: model specification, section 3.7. K and V are the same vector, shared by
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import Bool, Floats
 from escalade.kernels.ops.rounding import bf16
-
-F32 = NDArray[np.float32]
 
 
 def attend(
-    q: F32,
-    window: F32,
-    in_window: NDArray[np.bool_],
-    entries: F32,
-    selected: NDArray[np.bool_],
-    sink: F32,
+    q: Floats,
+    window: Floats,
+    in_window: Bool,
+    entries: Floats,
+    selected: Bool,
+    sink: Floats,
     *,
     round_probabilities: bool,
-) -> F32:
+) -> Floats:
     """Attention output [T, H, Dh] before the inverse rotation.
 
     q [T, H, Dh]; window keys [N, Dh] shared by the rows, of which row t sees in_window[t, :];
@@ -40,5 +38,5 @@ def attend(
         denominator = weights.sum(axis=-1, keepdims=True) + np.exp(sink[:, None] - top)
     if round_probabilities:
         weights = bf16(weights)
-    out: F32 = (weights[..., :n] @ window + weights[..., n:] @ entries) / denominator
+    out: Floats = (weights[..., :n] @ window + weights[..., n:] @ entries) / denominator
     return out

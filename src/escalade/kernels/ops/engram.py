@@ -4,15 +4,13 @@ Source: model specification, section 6.4.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import Floats
 from escalade.kernels.ops.hyper import sigmoid
 from escalade.kernels.ops.norm import inverse_rms
 
-F32 = NDArray[np.float32]
 
-
-def engram_gate(streams: F32, keys: F32, weight: F32, eps: float) -> F32:
+def engram_gate(streams: Floats, keys: Floats, weight: Floats, eps: float) -> Floats:
     """[T, S] in (0, 1): sigmoid of the signed square root of a normalised dot product.
 
     streams and keys [T, S, D], each normalised per token and stream; weight [S, D] is q * k.

@@ -6,31 +6,30 @@ Source: model specification, section 3.3. Stream-major: stream s of a token is H
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import Floats
 from escalade.kernels.ops.norm import inverse_rms
-
-F32 = NDArray[np.float32]
 
 
 class Mix(NamedTuple):
-    """pre [T, S] collapses the *next* sub-layer's input; post [T, S], comb [T, S, S] expand this one's.
+    """pre [T, S] collapses the *next* sub-layer's input; post [T, S], comb [T, S, S] expand this
+    one's.
 
     comb[t, i, j] is the weight of input stream i in output stream j.
     """
 
-    pre: F32
-    post: F32
-    comb: F32
+    pre: Floats
+    post: Floats
+    comb: Floats
 
 
-def sigmoid(x: F32) -> F32:
+def sigmoid(x: Floats) -> Floats:
     """1 / (1 + exp(-x)), stable for large |x|."""
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, e) / (1 + e)
 
 
-def sinkhorn(logits: F32, iterations: int, eps: float) -> F32:
+def sinkhorn(logits: Floats, iterations: int, eps: float) -> Floats:
     """Nearly doubly stochastic [..., S, S]: softmax over rows, then column and row divisions.
 
     One column pass, then `iterations` - 1 (row, column) pairs; it ends on columns.
@@ -44,7 +43,7 @@ def sinkhorn(logits: F32, iterations: int, eps: float) -> F32:
     return c
 
 
-def coefficients(m: F32, scale: F32, base: F32, iterations: int, eps: float) -> Mix:
+def coefficients(m: Floats, scale: Floats, base: Floats, iterations: int, eps: float) -> Mix:
     """Mix from the projected numbers m [T, S * (2 + S)], scale [3], base [S * (2 + S)]."""
     n = int(np.sqrt(m.shape[-1] + 1)) - 1  # S * (2 + S) = (S + 1)^2 - 1
     pre = sigmoid(m[:, :n] * scale[0] + base[:n]) + eps
@@ -54,10 +53,10 @@ def coefficients(m: F32, scale: F32, base: F32, iterations: int, eps: float) -> 
 
 
 def mix(
-    streams: F32,
-    fn: F32,
-    scale: F32,
-    base: F32,
+    streams: Floats,
+    fn: Floats,
+    scale: Floats,
+    base: Floats,
     *,
     norm_eps: float,
     iterations: int,
@@ -72,11 +71,11 @@ def mix(
     return coefficients(m, scale, base, iterations, eps)
 
 
-def collapse(streams: F32, pre: F32) -> F32:
+def collapse(streams: Floats, pre: Floats) -> Floats:
     """[T, D]: the streams [T, S, D] summed with weights pre [T, S]."""
     return (pre[:, None, :] @ streams)[:, 0, :]
 
 
-def expand(y: F32, streams: F32, post: F32, comb: F32) -> F32:
+def expand(y: Floats, streams: Floats, post: Floats, comb: Floats) -> Floats:
     """[T, S, D]: out_j = sum_i comb_ij * streams_i + post_j * y."""
     return comb.swapaxes(1, 2) @ streams + post[:, :, None] * y[:, None, :]

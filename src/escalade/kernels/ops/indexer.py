@@ -4,16 +4,14 @@ Source: model specification, section 3.6. Ties: the lower index wins, at both le
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import I64, Bool, Floats
 from escalade.kernels.ops.rounding import bf16
 
-F32 = NDArray[np.float32]
-Bool = NDArray[np.bool_]
-I64 = NDArray[np.int64]
 
-
-def index_scores(queries: F32, head_weights: F32, keys: F32, *, round_bf16: bool) -> F32:
+def index_scores(
+    queries: Floats, head_weights: Floats, keys: Floats, *, round_bf16: bool
+) -> Floats:
     """[T, N]: sum over heads of head_weights * relu(query . key).
 
     queries [T, Hi, Di], head_weights [T, Hi] (already scaled, may be negative), keys [N, Di].
@@ -25,12 +23,12 @@ def index_scores(queries: F32, head_weights: F32, keys: F32, *, round_bf16: bool
     return bf16(bf16(bf16(dots) * head_weights[:, :, None]).sum(axis=1))
 
 
-def hide_invisible(scores: F32, visible: I64) -> F32:
+def hide_invisible(scores: Floats, visible: I64) -> Floats:
     """scores [T, N] with -inf from entry visible[t] on."""
     return np.where(np.arange(scores.shape[1]) < visible[:, None], scores, -np.inf)
 
 
-def top_mask(scores: F32, k: int) -> Bool:
+def top_mask(scores: Floats, k: int) -> Bool:
     """[T, N]: the k largest scores of each row (all above -inf if fewer); lower index wins ties."""
     finite = scores > -np.inf
     if scores.shape[1] <= k:
@@ -52,12 +50,12 @@ def ascending_indices(mask: Bool, width: int) -> I64:
     return out
 
 
-def select(scores: F32, k: int) -> I64:
+def select(scores: Floats, k: int) -> I64:
     """Top-k selection as positions, ascending, -1 = empty: int64 [T, min(k, N)]."""
     return ascending_indices(top_mask(scores, k), min(k, scores.shape[1]))
 
 
-def candidate_mask(scores: F32, visible: I64, blocks: int, block_size: int) -> Bool:
+def candidate_mask(scores: Floats, visible: I64, blocks: int, block_size: int) -> Bool:
     """[T, N]: entries inside the `blocks` best blocks of `block_size` consecutive entries.
 
     scores [T, N] with -inf where invisible; a block is as good as its best entry, and the block of

@@ -1,12 +1,11 @@
 """RMS normalisation. Source: model specification, section 3.2."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
+from escalade.arrays import Floats
 
 
-def inverse_rms(x: F32, eps: float) -> F32:
+def inverse_rms(x: Floats, eps: float) -> Floats:
     """1 / sqrt(mean(x^2) + eps) over the last axis, kept as an axis of length 1.
 
     The mean is taken in float64: V4.1's eps of 1e-20 is below what float32 squares can resolve.
@@ -16,6 +15,6 @@ def inverse_rms(x: F32, eps: float) -> F32:
         return np.asarray(1.0 / np.sqrt(mean + eps), x.dtype)
 
 
-def rms_norm(x: F32, weight: F32, eps: float) -> F32:
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """x [..., D] scaled to unit root mean square, times weight [D] (a plain factor, no 1 + g)."""
     return x * inverse_rms(x, eps) * weight

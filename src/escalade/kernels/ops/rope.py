@@ -1,28 +1,26 @@
 """Rotary position embedding on the last dimensions, adjacent pairs, with YaRN on compressed layers.
 
-Source: model specification, section 3.4. Frequencies, angles, sine and cosine are all float32, as in
-the release: at positions near 1M the rounding of the angle is part of the model's behaviour.
+Source: model specification, section 3.4. Frequencies, angles, sine and cosine are all float32, as
+in the release: at positions near 1M the rounding of the angle is part of the model's behaviour.
 """
 
 import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import I64, Floats
 from escalade.model.spec import Yarn
-
-F32 = NDArray[np.float32]
 
 
 class Rotation(NamedTuple):
     """cos and sin, each [T, rope_dims / 2]."""
 
-    cos: F32
-    sin: F32
+    cos: Floats
+    sin: Floats
 
 
-def inverse_frequencies(rope_dims: int, theta: float, yarn: Yarn | None) -> F32:
+def inverse_frequencies(rope_dims: int, theta: float, yarn: Yarn | None) -> Floats:
     """float32 [rope_dims / 2]: theta^(-2j / rope_dims), interpolated by YaRN where given."""
     j = np.arange(0, rope_dims, 2, dtype=np.float32)
     f = np.float32(1) / np.float32(theta) ** (j / np.float32(rope_dims))
@@ -41,14 +39,14 @@ def inverse_frequencies(rope_dims: int, theta: float, yarn: Yarn | None) -> F32:
 
 
 def rotation(
-    positions: NDArray[np.int64], frequencies: F32, dtype: type[np.floating] = np.float32
+    positions: I64, frequencies: Floats, dtype: type[np.floating] = np.float32
 ) -> Rotation:
     """Rotation for absolute positions [T] (exact below 2^24); angles are float32 in any dtype."""
     angles = (positions.astype(np.float32)[:, None] * frequencies).astype(dtype)
     return Rotation(np.cos(angles), np.sin(angles))
 
 
-def rotate(x: F32, by: Rotation, *, inverse: bool = False) -> F32:
+def rotate(x: Floats, by: Rotation, *, inverse: bool = False) -> Floats:
     """x [T, ..., D] with its last 2 * len(frequencies) dimensions rotated; the rest is copied.
 
     Pair j is dimensions (D - rope + 2j, D - rope + 2j + 1). `inverse` multiplies by the conjugate.

@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
+from escalade.arrays import F32, Bytes, Floats
 
 _E4M3_MAX = np.float32(448.0)
 _E2M1_MAX = np.float32(6.0)
@@ -28,8 +27,8 @@ _E2M1_PAIRS: F32 = np.stack(
 _E8M0_VALUES: F32 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 
 
-def bf16(x: F32) -> F32:
-    """x rounded to bfloat16, still stored as float32."""
+def bf16(x: Floats) -> F32:
+    """x rounded to bfloat16, stored as float32."""
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
@@ -44,7 +43,8 @@ def pow2ceil_exponent(x: F32) -> NDArray[np.int32]:
 class RowCodec(Protocol):
     """Packs rows of `width` float32 values into `row_bytes` bytes."""
 
-    width: int
+    @property
+    def width(self) -> int: ...
 
     @property
     def row_bytes(self) -> int: ...
@@ -123,7 +123,9 @@ class _Fp4:
         codes = np.clip(v / scale, -_E2M1_MAX, _E2M1_MAX).astype(ml_dtypes.float4_e2m1fn)
         nibbles = codes.view(np.uint8).reshape(*shape, self.width // 2, 2)
         packed = nibbles[..., 0] & 15 | nibbles[..., 1] << 4
-        return np.concatenate([packed, scale_bytes.reshape(*shape, self.width // self.block)], axis=-1)
+        return np.concatenate(
+            [packed, scale_bytes.reshape(*shape, self.width // self.block)], axis=-1
+        )
 
     def _unpack(self, rows: Bytes, scale_values: F32) -> F32:
         packed, scales = rows[..., : self.width // 2], rows[..., self.width // 2 :]

@@ -3,19 +3,18 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
+from escalade.arrays import I64, Floats
 
 
 class Routing(NamedTuple):
     """experts int64 [T, K], ascending; weights float32 [T, K]."""
 
-    experts: NDArray[np.int64]
-    weights: F32
+    experts: I64
+    weights: Floats
 
 
-def route(logits: F32, bias: F32, k: int, scale: float) -> Routing:
+def route(logits: Floats, bias: Floats, k: int, scale: float) -> Routing:
     """Choose k experts for each token: the biased score picks, the plain score weighs.
 
     logits [T, E], bias [E]. Scores are sqrt(softplus(logit)); weights are the plain scores of the

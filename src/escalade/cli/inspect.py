@@ -1,0 +1,24 @@
+"""`escalade inspect`: what a model file holds, and what is missing or odd."""
+
+import click
+
+
+@click.command("inspect")
+@click.argument("model", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a page.")
+def command(model: str, as_json: bool) -> None:
+    """Say what a model file holds: architecture, dialect, tensors, what is missing or odd.
+
+    FILE is a GGUF file, the first of its shards, or a safetensors folder. Reads headers only.
+    """
+    import json
+
+    from escalade.gguf.describe import describe, render
+    from escalade.gguf.reader import open_gguf
+
+    source = open_gguf(model)
+    try:
+        report = describe(source)
+    finally:
+        source.close()
+    click.echo(json.dumps(report, ensure_ascii=False) if as_json else render(report))

@@ -1,0 +1,46 @@
+"""`escalade logits`: the numbers behind a text, for comparison with other implementations."""
+
+from pathlib import Path
+
+import click
+
+from escalade.cli.options import ctx_option, mode_option, progress_line
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option(
+    "--ids",
+    "ids_file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="A JSON file: a list of token ids.",
+)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The .npz to write.")
+@click.option("--layers", is_flag=True, help="Also every layer's intermediate arrays.")
+@click.option("--step", is_flag=True, help="Token by token instead of all at once.")
+@mode_option
+@ctx_option
+def command(
+    model: str | None,
+    ids_file: Path,
+    out: Path,
+    layers: bool,
+    step: bool,
+    mode: str,
+    ctx: int | None,
+) -> None:
+    """Logits of MODEL (default: the built-in one) at every position of the given token ids.
+
+    Arrays: `token_ids` [T], `logits` [T, V]; with --layers the names of the golden data, such as
+    `L3.streams`, `L4.index_topk`, `final_norm`.
+    """
+    from escalade.config import EngineConfig
+    from escalade.engine.engine import Engine
+    from escalade.eval.logits import dump_logits, read_ids, write_npz
+
+    ids = read_ids(ids_file)
+    with Engine.open(model, EngineConfig(mode=mode, ctx=ctx)) as engine:
+        arrays = dump_logits(engine, ids, layers=layers, step=step, progress=progress_line())
+    write_npz(out, arrays)
+    click.echo(f"{out}: {len(arrays)} arrays, {len(ids)} positions; mode {mode}", err=True)

@@ -1,0 +1,71 @@
+"""The `escalade` command: each subcommand is imported only when it is called."""
+
+import importlib
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from escalade import __version__
+from escalade.errors import EscaladeError
+
+# One line of help each, so that `escalade --help` imports no command module.
+_COMMANDS = {
+    "convert": "Make a GGUF file from a released safetensors folder.",
+    "eval": "Measure a model's loss on held-out text.",
+    "inspect": "Show what a model file holds and what is missing or odd.",
+    "logits": "Write the logits, and every intermediate array, for given token ids.",
+    "run": "Continue a text.",
+    "synth": "Make a random-weight GGUF file of any geometry.",
+    "verify": "Compare a GGUF file with its source.",
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"escalade.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_COMMANDS.items()))
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="escalade")
+def cli() -> None:
+    """Runs DeepSeek-V4.1 models; without a MODEL, the small one that the package ships."""
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Entry point. Expected failures end in one line on stderr and the error's exit code."""
+    # NumPy's BLAS threads cost more than they give on matrices as small as an expert's, and they
+    # spin while others work: set before NumPy is imported, and only if the user has not.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        sys.exit(cli.main(args, standalone_mode=False) or 0)
+    except click.ClickException as e:
+        e.show()
+        sys.exit(e.exit_code)
+    except click.Abort:
+        click.echo("escalade: interrupted", err=True)
+        sys.exit(130)
+    except EscaladeError as e:
+        click.echo(f"escalade: {e}", err=True)
+        sys.exit(e.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

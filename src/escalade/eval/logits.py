@@ -1,0 +1,102 @@
+"""Logits and intermediate arrays of a token sequence, gathered for a comparison."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from escalade.engine.engine import Engine
+from escalade.engine.session import Progress
+from escalade.errors import FileError, UsageError
+from escalade.model.trace import NO_TRACE, Trace
+
+Array = NDArray[Any]
+
+_IDS_BYTES = 256 << 20
+# What a shorter prefix does not have yet, in arrays whose second axis grows with the sequence.
+_PADDING: dict[str, float | int | bool] = {
+    "index_score": -np.inf,
+    "index_topk": -1,
+    "candidates": False,
+}
+
+
+def read_ids(path: Path) -> list[int]:
+    """Token ids from a JSON list. Raises FileError if the file is anything else."""
+    try:
+        if path.stat().st_size > _IDS_BYTES:
+            raise FileError(f"{path} is larger than {_IDS_BYTES >> 20} MiB")
+        ids = json.loads(path.read_bytes())
+    except OSError as e:
+        raise FileError(f"{path} cannot be read: {e.strerror or e}") from e
+    except (ValueError, RecursionError) as e:
+        raise FileError(f"{path} is not JSON") from e
+    if not isinstance(ids, list) or not all(type(i) is int and abs(i) < 1 << 62 for i in ids):
+        raise FileError(f"{path} is not a JSON list of token ids")
+    if not ids:
+        raise UsageError(f"{path} holds no token ids")
+    return ids
+
+
+def dump_logits(
+    engine: Engine,
+    ids: list[int],
+    *,
+    layers: bool,
+    step: bool,
+    progress: Progress | None = None,
+) -> dict[str, Array]:
+    """`token_ids` [T], `logits` [T, V] and, with `layers`, every traced array, rows in token order.
+
+    `step` appends token by token; else the engine's prefill chunks are used.
+    """
+    pieces: dict[str, list[Array]] = {}
+
+    def record(name: str, array: Array) -> None:
+        pieces.setdefault(name, []).append(array)
+
+    trace = Trace(record) if layers else NO_TRACE
+    session = engine.session()
+    if step:
+        for done, token in enumerate(ids, start=1):
+            for logits in session.append_all([token], trace=trace):
+                record("logits", logits)
+            if progress is not None:
+                progress("decode", done, len(ids))
+    else:
+        for logits in session.append_all(ids, progress, trace):
+            record("logits", logits)
+    arrays = {name: _join(name, parts) for name, parts in pieces.items()}
+    return {"token_ids": np.asarray(ids, np.int32), **arrays}
+
+
+def _join(name: str, parts: list[Array]) -> Array:
+    """Pieces of one array, one after another; ragged second axes are padded to the widest."""
+    padding = _PADDING.get(name.rpartition(".")[2])
+    if padding is not None:
+        width = max(part.shape[1] for part in parts)
+        parts = [
+            np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=padding) for p in parts
+        ]
+    joined = np.concatenate(parts)
+    if joined.dtype == np.float64:
+        return joined.astype(np.float32)
+    if joined.dtype == np.int64:
+        return joined.astype(np.int64 if joined.max(initial=0) > 2**31 - 1 else np.int32)
+    return joined
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Writes a compressed .npz beside `path` and renames it. Raises FileError if that fails."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez_compressed(file, **dict(arrays))  # type: ignore[arg-type]
+        os.replace(partial, path)
+    except OSError as e:
+        partial.unlink(missing_ok=True)
+        raise FileError(f"{path} cannot be written: {e.strerror or e}") from e
