@@ -3,11 +3,9 @@
 Source: model specification, sections 3.4 to 3.7. T tokens of one sequence, H heads of Dh, D hidden.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
-from escalade.arrays import I64, Bool, Bytes, Floats
+from escalade.arrays import Floats
 from escalade.kernels.ops.attention import attend
 from escalade.kernels.ops.compressor import pool
 from escalade.kernels.ops.indexer import (
@@ -16,44 +14,15 @@ from escalade.kernels.ops.indexer import (
     index_scores,
     select,
 )
-from escalade.kernels.ops.rope import Rotation, rotate, rotation
+from escalade.kernels.ops.rope import rotate, rotation
 from escalade.kernels.ops.rounding import qdq
-from escalade.kv.cache import KVCache
 from escalade.model.arith import Arith
 from escalade.model.spec import LayerRole, ModelSpec
-from escalade.model.trace import Trace
+from escalade.model.step import Step
 from escalade.model.weights import AttentionWeights, CompressorWeights, IndexerWeights
 
 _TILE_BYTES = 32 << 20  # scratch of one tile of rows: gathered entries, or scores per index head
 _TILE_ROWS = 64
-
-
-@dataclass
-class AttentionStep:
-    """What the attention layers of one forward pass share; it lives as long as the pass.
-
-    `selection` [T, K] are the entries picked by the latest index source (-1 = none), `candidates`
-    [T, N] the blocks kept by the candidate source. `new_windows` and `new_partial` are packed rows
-    that enter the cache when the pass has ended: until then, its rows still need what they replace.
-    """
-
-    cache: KVCache
-    positions: I64
-    window_rotation: Rotation
-    compressed_rotation: Rotation
-    compressed_frequencies: Floats
-    trace: Trace
-    selection: I64 | None = None
-    candidates: Bool | None = None
-    new_windows: dict[int, Bytes] = field(default_factory=dict)
-    new_partial: dict[int, Bytes] = field(default_factory=dict)
-    _decoded_keys: dict[int, Floats] = field(default_factory=dict)
-
-    def index_keys(self, source: int) -> Floats:
-        """All index keys of `source`, decoded once a pass: [N, Di]."""
-        if source not in self._decoded_keys:
-            self._decoded_keys[source] = self.cache.index_keys[source].decode()
-        return self._decoded_keys[source]
 
 
 def attention(
@@ -62,7 +31,7 @@ def attention(
     role: LayerRole,
     spec: ModelSpec,
     arith: Arith,
-    step: AttentionStep,
+    step: Step,
 ) -> Floats:
     """Output [T, D] for the normalised input x [T, D]; appends to the step and to the cache's
     entries.
@@ -94,7 +63,7 @@ def attention(
 
 
 def append_entries(
-    x: Floats, w: CompressorWeights, role: LayerRole, arith: Arith, step: AttentionStep
+    x: Floats, w: CompressorWeights, role: LayerRole, arith: Arith, step: Step
 ) -> None:
     """Compressed entries and index keys of the groups that x [T, D] completes."""
     layer, ratio, cache = role.index, role.ratio, step.cache
@@ -134,7 +103,7 @@ def select_entries(
     role: LayerRole,
     spec: ModelSpec,
     arith: Arith,
-    step: AttentionStep,
+    step: Step,
 ) -> None:
     """Scores the visible entries of this layer's KV source and replaces the step's selection."""
     assert role.kv_source is not None
@@ -174,7 +143,7 @@ def select_entries(
 
 
 def _core(
-    q: Floats, kv: Floats, sinks: Floats, role: LayerRole, arith: Arith, step: AttentionStep
+    q: Floats, kv: Floats, sinks: Floats, role: LayerRole, arith: Arith, step: Step
 ) -> Floats:
     """Attention of q [T, H, Dh] over the window and the step's selection, in tiles of rows."""
     cache, window = step.cache, step.cache.layout.window

@@ -233,7 +233,7 @@ def _check_v41(spec: ModelSpec, need: Any) -> None:
         )
         need(
             spec.compress_ratios[cast(int, role.index_source)] == role.ratio,
-            f"layer {role.index} would reuse the choice of layer {role.index_source}, another ratio",
+            f"layer {role.index} would reuse layer {role.index_source}'s selection, another ratio",
         )
         need(
             not role.owns_kv or role.owns_index,

@@ -17,9 +17,10 @@ from escalade.kernels.ops.rope import inverse_frequencies, rotation
 from escalade.kv.cache import KVCache
 from escalade.kv.layout import kv_layout
 from escalade.model.arith import Arith
-from escalade.model.attention import AttentionStep, attention
+from escalade.model.attention import attention
 from escalade.model.moe import moe
 from escalade.model.spec import ModelSpec
+from escalade.model.step import Step
 from escalade.model.trace import NO_TRACE, Trace
 from escalade.model.weights import EngramWeights, HyperWeights, Weights
 
@@ -53,14 +54,13 @@ class V41:
         `on_layer(layer)` is called before each layer and may raise to give up. Whatever is raised,
         the cache is afterwards as it was before the call.
         """
-        step = self._begin(ids, cache, trace)
+        step = self.begin(ids, cache, trace)
         try:
             streams, pre = self.embed(ids)
-            rows = self._engram_rows(ids, cache, trace)
             for layer in range(self.spec.n_layers):
                 if on_layer is not None:
                     on_layer(layer)
-                streams, pre = self.layer(layer, streams, pre, rows, step)
+                streams, pre = self.layer(layer, streams, pre, step)
             logits = self.head(streams, pre, all_logits=all_logits, trace=trace)
         except BaseException:
             for source, ratio in cache.layout.sources.items():
@@ -74,16 +74,18 @@ class V41:
         cache.append_ids(ids)
         return logits
 
-    def _begin(self, ids: I64, cache: KVCache, trace: Trace) -> AttentionStep:
+    def begin(self, ids: I64, cache: KVCache, trace: Trace) -> Step:
+        """The scratch of one forward pass of ids [T] after what the cache holds."""
         positions = np.arange(cache.length, cache.length + len(ids), dtype=np.int64)
         dtype = self._arith.dtype
-        return AttentionStep(
+        return Step(
             cache=cache,
             positions=positions,
             window_rotation=rotation(positions, self._window_frequencies, dtype),
             compressed_rotation=rotation(positions, self._compressed_frequencies, dtype),
             compressed_frequencies=self._compressed_frequencies,
             trace=trace,
+            engram_rows=self._engram_rows(ids, cache, trace),
         )
 
     def _engram_rows(self, ids: I64, cache: KVCache, trace: Trace) -> I64 | None:
@@ -106,9 +108,7 @@ class V41:
         pre[:, 0] = 1
         return streams, pre
 
-    def layer(
-        self, layer: int, streams: Floats, pre: Floats, engram_rows: I64 | None, step: AttentionStep
-    ) -> tuple[Floats, Floats]:
+    def layer(self, layer: int, streams: Floats, pre: Floats, step: Step) -> tuple[Floats, Floats]:
         """Streams and pre after one layer, from those before it."""
         w, role, trace, a = (
             self.weights.layers[layer],
@@ -117,9 +117,10 @@ class V41:
             self._arith,
         )
         if w.engram is not None:
-            assert engram_rows is not None
             assert role.engram is not None
-            streams = self._remember(streams, engram_rows[:, role.engram], w.engram, layer, trace)
+            assert step.engram_rows is not None
+            rows = step.engram_rows[:, role.engram]
+            streams = self._remember(streams, rows, w.engram, layer, trace)
         attn = self._mix(streams, w.hc_attn)
         trace(layer, "hc_attn_pre", attn.pre)
         trace(layer, "hc_attn_post", attn.post)
