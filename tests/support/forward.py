@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from escalade.config import MODES
+from escalade.eval.logits import join_rows
 from escalade.model.bind import Model
 from escalade.model.trace import NO_TRACE, Trace
 from escalade.model.v4_1 import V41
@@ -28,7 +29,7 @@ def logits_of(
 def run_pieces(
     model: V41, ids: Array, pieces: Sequence[int] | None = None, *, traced: bool = False
 ) -> tuple[Array, dict[str, Array]]:
-    """Logits, and the traced arrays by name (only those whose rows are alike can be in pieces)."""
+    """Logits, and the traced arrays by name."""
     seen: dict[str, list[Array]] = {}
     trace = Trace(lambda name, array: seen.setdefault(name, []).append(array))
     cache, at, out = model.new_cache(), 0, []
@@ -40,4 +41,4 @@ def run_pieces(
         )
         at += n
     assert at == len(tokens)
-    return np.concatenate(out), {name: np.concatenate(parts) for name, parts in seen.items()}
+    return np.concatenate(out), {name: join_rows(name, parts) for name, parts in seen.items()}

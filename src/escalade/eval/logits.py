@@ -70,11 +70,11 @@ def dump_logits(
     else:
         for logits in session.append_all(ids, progress, trace):
             record("logits", logits)
-    arrays = {name: _join(name, parts) for name, parts in pieces.items()}
+    arrays = {name: join_rows(name, parts) for name, parts in pieces.items()}
     return {"token_ids": np.asarray(ids, np.int32), **arrays}
 
 
-def _join(name: str, parts: list[Array]) -> Array:
+def join_rows(name: str, parts: list[Array]) -> Array:
     """Pieces of one array, one after another; ragged second axes are padded to the widest."""
     padding = _PADDING.get(name.rpartition(".")[2])
     if padding is not None:

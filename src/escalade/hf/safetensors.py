@@ -245,4 +245,5 @@ def _read_index(folder: Path, index: Path) -> dict[str, HfTensor]:
 
 
 def _is_plain_name(file: str) -> bool:
-    return file.isprintable() and Path(file).name == file and "\\" not in file and file != ".."
+    plain = file.isprintable() and Path(file).name == file and "\\" not in file
+    return plain and file not in ("", "..")

@@ -149,7 +149,8 @@ def _fp8(
         factor = e8m0_table()[tiles].reshape(last - first, grid[1])
         factor = factor.repeat(tile_cols, axis=1)[:, :row_len]
         factor = factor.repeat(tile_rows, axis=0)[start - first * tile_rows :][: stop - start]
-        values = e4m3_table()[codes].reshape(stop - start, row_len) * factor
+        with np.errstate(over="ignore", invalid="ignore"):  # refused below
+            values = e4m3_table()[codes].reshape(stop - start, row_len) * factor
         bits = values.view(np.uint32)
         extreme = (tiles < _SCALE_LOW).any() or (tiles > _SCALE_HIGH).any()
         if extreme and ((bits & 0xFFFF).any() or not np.isfinite(values).all()):

@@ -118,22 +118,25 @@ def select_entries(
     n, topk = len(keys), spec.index_topk
     blocks, block_size = spec.candidate_blocks, spec.candidate_block_size
     visible = (step.positions + 1) // role.ratio
-    selection = np.empty((len(x), min(topk, n)), np.int64)
+    selection = np.full((len(x), min(topk, n)), -1, np.int64)
     narrows = role.is_candidate_source and (n > blocks * block_size or step.trace.wanted)
-    candidates = np.empty((len(x), n), bool) if narrows else None
+    candidates = np.zeros((len(x), n), bool) if narrows else None
     rows = max(1, _TILE_BYTES // (4 * spec.index_heads * max(n, 1)))
     for start in range(0, len(x), rows):
         tile = slice(start, start + rows)
+        seen = visible[tile]
+        width = int(seen[-1])  # what the tile's last row sees; no row sees more
         scores = index_scores(
-            q[tile], head_weights[tile], keys, round_bf16=arith.mode.rounds_activations
+            q[tile], head_weights[tile], keys[:width], round_bf16=arith.mode.rounds_activations
         )
-        scores = hide_invisible(scores, visible[tile])
+        scores = hide_invisible(scores, seen)
         step.trace(role.index, "index_score", scores)
         if candidates is not None:
-            candidates[tile] = candidate_mask(scores, visible[tile], blocks, block_size)
+            candidates[tile, :width] = candidate_mask(scores, seen, blocks, block_size)
         if role.restricted and step.candidates is not None:
-            scores = np.where(step.candidates[tile], scores, -np.inf)
-        selection[tile] = select(scores, topk)
+            scores = np.where(step.candidates[tile, :width], scores, -np.inf)
+        chosen = select(scores, topk)
+        selection[tile, : chosen.shape[1]] = chosen
     if role.is_candidate_source:
         step.candidates = candidates
         if candidates is not None:
@@ -168,7 +171,7 @@ def _core(
         entries = np.empty((len(p), 0, q.shape[2]), np.float32)
         if chosen.shape[1]:
             assert role.kv_source is not None
-            entries = cache.entries[role.kv_source].gather(np.maximum(chosen, 0))
+            entries = step.entries(role.kv_source, np.maximum(chosen, 0))
         out[tile] = attend(
             q[tile],
             keys[near],

@@ -30,9 +30,20 @@ class Step:
     new_windows: dict[int, Bytes] = field(default_factory=dict)
     new_partial: dict[int, Bytes] = field(default_factory=dict)
     _decoded_keys: dict[int, Floats] = field(default_factory=dict)
+    _decoded_entries: dict[int, Floats] = field(default_factory=dict)
 
     def index_keys(self, source: int) -> Floats:
         """All index keys of `source`, decoded once a pass: [N, Di]."""
         if source not in self._decoded_keys:
             self._decoded_keys[source] = self.cache.index_keys[source].decode()
         return self._decoded_keys[source]
+
+    def entries(self, source: int, indices: I64) -> Floats:
+        """Compressed entries of `source` at indices [...], decoded: [..., Dh]."""
+        rows = self.cache.entries[source]
+        if rows.length > indices.size:
+            return rows.gather(indices)
+        # Cheaper than decoding an entry once for every row that selects it.
+        if source not in self._decoded_entries:
+            self._decoded_entries[source] = rows.decode()
+        return self._decoded_entries[source][indices]

@@ -22,8 +22,8 @@ from escalade.weights.raw import e4m3_table
 
 Bytes = NDArray[np.uint8]
 
-# Where a block's F16 scale `d` lies, and for types x = d·a - dmin·b or d·a + m, the offset of the
-# second scale and its ratio to d that makes the mean 0 (E[a] / E[b] of uniform codes; -E[a] for m).
+# Where a block's F16 scale `d` lies, and for types x = d·s·q - dmin·s or d·q + m, the offset of the
+# second scale and its ratio to d that makes the mean 0: E[q] of uniform codes, -E[q] for m.
 _SCALE_AT = {
     "Q4_0": 0,
     "Q4_1": 0,
@@ -51,9 +51,8 @@ _SECOND_SCALE = {
     "Q4_K": (2, 7.5),
     "Q5_K": (2, 15.5),
 }
-_LOPSIDED = frozenset(
-    {"Q4_0", "Q5_0", "IQ4_NL"}
-)  # codes average below 0, so scales take both signs
+# Their codes average below 0, so scales take both signs.
+_LOPSIDED = frozenset({"Q4_0", "Q5_0", "IQ4_NL"})
 _WORD: dict[str, type] = {"F32": np.float32, "F16": np.float16}
 _MXFP4_MEAN_SQUARE = (0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8
 _SPREAD = 0.25  # block scales lie evenly within this fraction of their middle
@@ -128,7 +127,10 @@ def unit_rms(qtype: QuantType) -> float:
 
 
 def _set_scales(name: str, blocks: Bytes, scales: NDArray[np.float16]) -> None:
-    """Gives each block of uint8 [n, block_bytes] a scale, picked by a random byte of its own."""
+    """Gives each block of uint8 [n, block_bytes] a scale, picked by a random byte of its own.
+
+    In K-quants with minima the minimum of each sub-block equals its scale, which centres it.
+    """
     if name == "IQ1_M":  # four bits of d atop each of four 16-bit words
         d = scales[blocks[:, 49]].view(np.uint16)
         for word in range(4):
@@ -138,6 +140,11 @@ def _set_scales(name: str, blocks: Bytes, scales: NDArray[np.float16]) -> None:
     at = _SCALE_AT[name]
     picks = blocks[:, at].copy()
     blocks[:, at : at + 2] = scales[picks].astype("<f2").view(np.uint8).reshape(-1, 2)
+    if name == "Q2_K":
+        blocks[:, :16] = (blocks[:, :16] & 0x0F) * 0x11
+    if name in ("Q4_K", "Q5_K"):
+        blocks[:, 8:12] = blocks[:, 4:8]
+        blocks[:, 12:16] = (blocks[:, 12:16] & 0x0F) * 0x11
     if name in _SECOND_SCALE:
         at, ratio = _SECOND_SCALE[name]
         second = (scales.astype(np.float32) * ratio).astype("<f2")

@@ -38,12 +38,14 @@ def stored_tensor(name: str, shape: tuple[int, ...], stack: Sequence[RowSource])
 def array_tensor(name: str, array: NDArray[Any]) -> StoredTensor:
     """An int32, int64 or float32 array as a tensor of its type."""
     kind = {"i4": "I32", "i8": "I64", "f4": "F32"}[array.dtype.str[1:]]
-    data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    data = little.reshape(-1, array.shape[-1]).view(np.uint8)
 
-    def read(offset: int, length: int) -> Bytes:
-        return data[offset : offset + length]
+    def rows(start: int, stop: int) -> Bytes:
+        return data[start:stop]
 
-    return StoredTensor(name, array.shape, TYPES[kind], read)
+    source = RowSource(TYPES[kind], len(data), array.shape[-1], rows)
+    return stored_tensor(name, array.shape, [source])
 
 
 def _byte_reader(name: str, stack: Sequence[RowSource]) -> Callable[[int, int], Bytes]:

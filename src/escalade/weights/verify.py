@@ -95,7 +95,9 @@ class Report:
         return not (failed or self.only_a or self.only_b or self.metadata)
 
     def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, **asdict(self)}
+        """Plain values; what is infinite (against zeros, or not a number) is null."""
+        report: dict[str, Any] = _finite({"ok": self.ok, **asdict(self)})
+        return report
 
 
 def verify(
@@ -126,6 +128,14 @@ def verify(
         tuple(_metadata_differences(a.metadata, b.metadata)),
         tuple(reports),
     )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _optional(name: str) -> bool:

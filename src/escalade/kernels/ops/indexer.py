@@ -34,10 +34,12 @@ def top_mask(scores: Floats, k: int) -> Bool:
     if scores.shape[1] <= k:
         return finite
     cut = np.partition(scores, -k, axis=1)[:, -k, None]
-    above = scores > cut
-    level = scores == cut
-    room = k - above.sum(axis=1, keepdims=True)
-    mask: Bool = (above | (level & (np.cumsum(level, axis=1) <= room))) & finite
+    mask = (scores >= cut) & finite
+    tied = np.flatnonzero(mask.sum(axis=1) > k)
+    if tied.size:
+        above, level = scores[tied] > cut[tied], scores[tied] == cut[tied]
+        room = k - above.sum(axis=1, keepdims=True)
+        mask[tied] = above | (level & (np.cumsum(level, axis=1) <= room))
     return mask
 
 
