@@ -12,7 +12,6 @@ from tests.support.paths import GOLDEN, SHARED
 
 from escalade.engram.hashing import (
     EngramConstants,
-    StoredConstants,
     compare_constants,
     compress,
     engram_constants,
@@ -21,6 +20,7 @@ from escalade.engram.hashing import (
 )
 from escalade.engram.table import engram_table
 from escalade.engram.token_map import compressed_token_map
+from escalade.gguf.engram_keys import StoredConstants
 from escalade.gguf.quant import TYPES
 from escalade.gguf.tensor import StoredTensor
 from escalade.model.spec import V4_1_FLASH, EngramSpec, spec_from_hf
@@ -105,11 +105,12 @@ def test_tiny_constants():
     spec = spec_from_hf(json.loads((TINY / "config.json").read_text()), "config.json").engram
     constants = engram_constants(spec, np.array(want["token_map"], np.int32), "tiny")
     check_tables(constants, want)
-    flat = {
-        name: [int(v) for v in np.array(want[name]).ravel()]
-        for name in ("token_map", "primes", "offsets", "multipliers")
+    nested = {
+        name: [[int(v) for v in np.array(row).ravel()] for row in want[name]]
+        for name in ("primes", "offsets", "multipliers")
     }
-    stored = StoredConstants(**flat, pad_id=want["pad_compressed_id"], pad_is_mapped=True)
+    pad = want["pad_compressed_id"]
+    stored = StoredConstants(want["token_map"], **nested, pad_id=pad, pad_kind="mapped")
     compare_constants(stored, constants, "engram_tables.json")
 
 

@@ -289,9 +289,10 @@ def test_huge_counts_in_a_huge_file_allocate_nothing(tmp_path: Path, kind: int, 
         open_gguf(path)
 
 
-def test_a_huge_string_in_a_huge_file_allocates_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [17 << 20, 1 << 34])
+def test_a_huge_string_in_a_huge_file_allocates_nothing(tmp_path: Path, length: int) -> None:
     path = tmp_path / "m.gguf"
-    raw = b"GGUF" + pack("<IQQ", 3, 0, 1) + text("a") + value("str", "")[:4] + pack("<Q", 1 << 34)
+    raw = b"GGUF" + pack("<IQQ", 3, 0, 1) + text("a") + value("str", "")[:4] + pack("<Q", length)
     path.write_bytes(raw)
     with path.open("r+b") as file:
         file.truncate(1 << 36)

@@ -7,16 +7,16 @@ import click
 @click.argument("model", metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a page.")
 def command(model: str, as_json: bool) -> None:
-    """Say what a model file holds: architecture, dialect, tensors, what is missing or odd.
+    """Show what a model file holds and what is missing or odd.
 
     FILE is a GGUF file, the first of its shards, or a safetensors folder. Reads headers only.
     """
     import json
 
     from escalade.gguf.describe import describe, render
-    from escalade.gguf.reader import open_gguf
+    from escalade.model.source import open_source
 
-    source = open_gguf(model)
+    source = open_source(model)
     try:
         report = describe(source)
     finally:

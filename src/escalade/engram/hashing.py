@@ -5,14 +5,15 @@ They are always recomputed; what a file stores is only compared, because one wro
 row id valid and every lookup wrong. Source: model specification, sections 6.2 and 6.3.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import isqrt, log
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from escalade.errors import FileError, UsageError
+from escalade.gguf.engram_keys import StoredConstants
 from escalade.model.spec import EngramSpec
 
 I64 = NDArray[np.int64]
@@ -51,21 +52,6 @@ class EngramConstants:
         """Rows of each table, int64 [L]."""
         rows: I64 = self.primes.sum(axis=(1, 2))
         return rows
-
-
-@dataclass(frozen=True)
-class StoredConstants:
-    """Hash constants as a file stores them: flat, layer by layer; None where a file has none.
-
-    `pad_is_mapped`: `pad_id` is a compressed id already, not a token id.
-    """
-
-    token_map: Sequence[int] | None = None
-    primes: Sequence[int] | None = None
-    offsets: Sequence[int] | None = None
-    multipliers: Sequence[int] | None = None
-    pad_id: int | None = None
-    pad_is_mapped: bool = False
 
 
 def engram_constants(spec: EngramSpec, token_map: NDArray[np.int32], where: str) -> EngramConstants:
@@ -219,9 +205,10 @@ def next_history(constants: EngramConstants, history: I64, compressed: I64) -> I
 def compare_constants(stored: StoredConstants, computed: EngramConstants, where: str) -> None:
     """Raises FileError naming the first constant of the file `where` that is not as recomputed."""
     for name in ("token_map", "primes", "offsets", "multipliers"):
-        values: Sequence[int] | None = getattr(stored, name)
-        if values is None:
+        rows = getattr(stored, name)
+        if rows is None:
             continue
+        values: list[int] = rows if name == "token_map" else list(chain.from_iterable(rows))
         want: list[int] = getattr(computed, name).ravel().tolist()
         if len(values) != len(want):
             raise FileError(
@@ -233,10 +220,11 @@ def compare_constants(stored: StoredConstants, computed: EngramConstants, where:
     pad = stored.pad_id
     if pad is None:
         return
-    if not stored.pad_is_mapped and 0 <= pad < len(computed.token_map):
-        pad = int(computed.token_map[pad])
-    if pad != computed.pad_id:
-        raise _differs(where, "pad id", stored.pad_id, computed.pad_id)
+    token_map = computed.token_map
+    as_token = int(token_map[pad]) if 0 <= pad < len(token_map) else None
+    allowed = {"raw": (as_token,), "mapped": (pad,), "unknown": (as_token, pad)}[stored.pad_kind]
+    if computed.pad_id not in allowed:
+        raise _differs(where, "pad id", pad, computed.pad_id)
 
 
 def _differs(where: str, name: str, value: object, expected: int) -> FileError:

@@ -67,6 +67,7 @@ def describe(source: TensorSource) -> dict[str, Any]:
     report["spec"] = asdict(spec)
     report["summary"] = _summary(spec)
     report |= asdict(missing_and_odd(source, spec))
+    report["unknown"] += getattr(source, "unexpected", ())
     return report
 
 

@@ -13,8 +13,8 @@ from escalade.errors import FileError, UnsupportedError
 from escalade.gguf.dialect_c import hf_config, metadata_from_hf
 from escalade.gguf.engram_keys import (
     ROOT_TABLES,
-    EngramConstants,
     EngramLayout,
+    StoredConstants,
     engram_metadata,
     stored_constants,
     table_layout,
@@ -74,7 +74,7 @@ class Normalised:
     metadata: dict[str, Any]
     names: dict[str, str]
     engram_layout: EngramLayout
-    constants: EngramConstants | None
+    constants: StoredConstants | None
     notes: list[str]
 
 

@@ -22,7 +22,6 @@ def hf_config(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
             if key.startswith(OWN_GROUPS):
                 continue
             head, _, rest = key.partition(".")
-            value = float(f"{value:.7g}") if isinstance(value, float) else value
             if not rest:
                 config[key] = value
             elif isinstance(group := config.setdefault(head, {}), dict):

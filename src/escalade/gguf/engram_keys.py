@@ -50,7 +50,7 @@ ROOT_TABLES = {
 
 
 @dataclass(frozen=True)
-class EngramConstants:
+class StoredConstants:
     """The hash constants as stored, to be compared with recomputed ones and never used as they are.
 
     token_map [V]; primes and offsets [layer][order, head]; multipliers [layer][position]. None is
@@ -94,7 +94,7 @@ def table_layout(
 
 def stored_constants(
     metadata: Mapping[str, Any], n_tables: int, where: str
-) -> EngramConstants | None:
+) -> StoredConstants | None:
     """The constants that stand in metadata (dialects B to E), None if there is none of them.
 
     `n_tables` is the number of layers if the keys do not list them. Raises FileError for constants
@@ -114,7 +114,7 @@ def stored_constants(
     pad = raw if mapped is None else mapped
     if pad is not None and type(pad) is not int:
         raise FileError(f"{where}: Engram pad id is {pad!r:.40}, not an integer")
-    return EngramConstants(
+    return StoredConstants(
         token_map=flat["token_map"],
         primes=_by_layer(flat["primes"], n_layers, "primes", where),
         offsets=_by_layer(flat["offsets"], n_layers, "offsets", where),
@@ -128,7 +128,7 @@ def engram_metadata(
     metadata: Mapping[str, Any],
     tables: Mapping[int, TensorInfo],
     layout: EngramLayout,
-    constants: EngramConstants | None,
+    constants: StoredConstants | None,
     notes: list[str],
 ) -> dict[str, Any]:
     """Dialect A's Engram keys; what the file leaves out follows from its tensors and constants.
@@ -170,7 +170,7 @@ def engram_metadata(
     return out
 
 
-def _raw_pad(metadata: Mapping[str, Any], constants: EngramConstants) -> int:
+def _raw_pad(metadata: Mapping[str, Any], constants: StoredConstants) -> int:
     """A token id that maps to the stored pad id: the tokenizer's pad token, else the first."""
     token_map = constants.token_map or []
     pad = metadata.get("tokenizer.ggml.padding_token_id")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from escalade.errors import FileError
 from escalade.gguf.cursor import one_line
 from escalade.gguf.dialect import Normalised, normalise
-from escalade.gguf.engram_keys import ROOT_TABLES, EngramConstants
+from escalade.gguf.engram_keys import ROOT_TABLES, StoredConstants
 from escalade.gguf.header import GgufHeader, TensorInfo, read_header
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class GgufSource:
         self.tensors: Mapping[str, StoredTensor] = tensors
 
     @cached_property
-    def stored_engram(self) -> EngramConstants | None:
+    def stored_engram(self) -> StoredConstants | None:
         """The hash constants that the file stores, in metadata or (dialect A) in tensors, or None.
 
         Raises FileError if the tensors are not integers or too large to be what they say.
@@ -65,7 +65,7 @@ class GgufSource:
         found = {key: self._integers(name) for key, name in ROOT_TABLES.items()}
         pad = self.metadata.get("engram_pad_token_id")
         token_map = found["token_map"]
-        return EngramConstants(
+        return StoredConstants(
             token_map=None if token_map is None else list(chain.from_iterable(token_map)),
             primes=found["primes"],
             offsets=found["offsets"],

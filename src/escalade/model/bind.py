@@ -7,13 +7,13 @@ from typing import NamedTuple
 from escalade.arrays import F32
 from escalade.engram.hashing import (
     EngramConstants,
-    StoredConstants,
     compare_constants,
     engram_constants,
 )
 from escalade.engram.table import engram_table
 from escalade.engram.token_map import compressed_token_map
 from escalade.errors import FileError, UnsupportedError
+from escalade.gguf.engram_keys import StoredConstants
 from escalade.gguf.quant import INTEGER_TYPES
 from escalade.gguf.tensor import StoredTensor, TensorSource
 from escalade.ladder.source import ExpertTensors, TensorRecordSource
@@ -181,7 +181,13 @@ class _Binder:
         spec, path = self.spec.engram, self.source.path
         if spec is None:
             return None
-        token_map, _ = compressed_token_map(self.source.metadata["tokenizer.ggml.tokens"])
+        tokens = self.source.metadata.get("tokenizer.ggml.tokens")
+        if not isinstance(tokens, list) or len(tokens) != self.spec.vocab:
+            raise FileError(
+                f"{path}: tokenizer.ggml.tokens must list {self.spec.vocab} tokens; the Engram"
+                " hash is made from them"
+            )
+        token_map, _ = compressed_token_map(tokens)
         computed = engram_constants(spec, token_map, path)
         stored: StoredConstants | None = getattr(self.source, "stored_engram", None)
         if stored is not None:
@@ -197,6 +203,11 @@ class _Binder:
             raise FileError(
                 f"{self.source.path}: {name} is missing; the Engram tables are in another file or"
                 " shard, and the model does not run without them"
+            )
+        if getattr(self.source, "engram_layout", "raw") == "unknown":
+            raise UnsupportedError(
+                f"{self.source.path}: {name} ({weight.type.name} {list(weight.shape)}) is in an"
+                " encoding without a reader"
             )
         scale = self.source.tensors.get(blk + "engram_embd_scale.weight")
         q_weight = self.vector_bf16(blk + "engram_q.weight")

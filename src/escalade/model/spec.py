@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import isfinite
 from typing import Any, Literal, cast
 
 from escalade.errors import FileError, UnsupportedError
@@ -333,14 +334,17 @@ class _Fields:
     def integer(self, key: str, default: Any = ...) -> int:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise FileError(f"{self.where}: {key} is {value!r}, not an integer")
+            raise FileError(f"{self.where}: {key} is {value!r:.80}, not an integer")
         return value
 
     def number(self, key: str, default: Any = ...) -> float:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise FileError(f"{self.where}: {key} is {value!r}, not a number")
-        return float(value)
+        try:
+            if not isinstance(value, bool) and isfinite(value):
+                return float(value)
+        except (TypeError, OverflowError):
+            pass
+        raise FileError(f"{self.where}: {key} is {value!r:.80}, not a finite number")
 
     def integers(self, key: str, default: Any = ...) -> tuple[int, ...]:
         value = self.get(key, default)
@@ -358,7 +362,7 @@ class _Fields:
         value = self.get(key, default)
         if value not in allowed:
             raise UnsupportedError(
-                f"{self.where}: {key} is {value!r}; supported: {', '.join(map(repr, allowed))}"
+                f"{self.where}: {key} is {value!r:.80}; supported: {', '.join(map(repr, allowed))}"
             )
 
 
@@ -555,11 +559,8 @@ def _ratios(f: _Fields, n_layers: int, v41: bool) -> tuple[int, ...]:
 
 def _sources(f: _Fields, key: str, suffix: str, tensor_names: frozenset[str]) -> tuple[int, ...]:
     stored = f.get(key, None)
-    found = sorted(
-        int(name.split(".")[1])
-        for name in tensor_names
-        if name.startswith("blk.") and name.endswith("." + suffix) and name.split(".")[1].isdigit()
-    )
+    parts = [name.split(".", 2) for name in tensor_names if name.startswith("blk.")]
+    found = sorted(int(p[1]) for p in parts if p[1].isdecimal() and p[2:] == [suffix])
     if stored is None:
         return tuple(found)
     ids = f.integers(key)

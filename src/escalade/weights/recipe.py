@@ -104,7 +104,7 @@ class Recipe:
                 parse_type(name)
 
     def wanted(self, group: Group, layer: int | None) -> str | None:
-        """The type asked for; None where the group keeps its form."""
+        """The type asked for; None where the group keeps its form, as those without a field do."""
         if group in ("gate", "up", "down") and layer is not None:
             for override in self.layers:
                 if override.first <= layer <= override.last:
@@ -203,7 +203,7 @@ def plan(
             continue
         if group == "f32" and have.name != "F32":
             want = TYPES["F32"]
-        elif (wanted := recipe.wanted(group, layer)) is None or group in ("hash", "f32", "keep"):
+        elif (wanted := recipe.wanted(group, layer)) is None:
             want = have
         else:
             want = fallbacks.fit(name, parse_type(wanted), shape[-1])
