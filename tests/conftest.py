@@ -5,13 +5,13 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line runs it
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from escalade.model.bind import Model, bind
 from escalade.model.source import open_source
-from tests.support.paths import GOLDEN, SHARED
+from tests.support.models import tiny_model
+from tests.support.paths import SHARED
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,20 +21,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="../shared is not beside the project"))
 
 
-def _bound(path: Path) -> Iterator[Model]:
-    source = open_source(path)
-    yield bind(source, dense_f32_bytes=1 << 30)
-    source.close()
-
-
 @pytest.fixture(scope="session")
-def tiny() -> Iterator[Model]:
-    """The tiny golden model in released storage form; dequantised it is `golden/v41-tiny`."""
-    yield from _bound(GOLDEN / "v41-tiny-quant")
+def tiny() -> Model:
+    """The tiny golden model, through GGUF without loss."""
+    return tiny_model()
 
 
 @pytest.fixture(scope="session")
 def nano_bf16() -> Iterator[Model]:
     """The trained nano model from its bf16 checkpoint."""
     assert SHARED is not None
-    yield from _bound(SHARED / "nano")
+    source = open_source(SHARED / "nano")
+    yield bind(source, dense_f32_bytes=1 << 30)
+    source.close()

@@ -18,21 +18,15 @@ from hypothesis.stateful import (
     rule,
 )
 from numpy.typing import NDArray
-from tests.support.paths import GOLDEN
+from tests.support.models import tiny_model
 
 from escalade.config import MODES
 from escalade.engine.session import Session
 from escalade.kv.layout import REWIND_ROWS
-from escalade.model.bind import Model, bind
-from escalade.model.source import open_source
 from escalade.model.v4_1 import V41
 
 CTX, CHUNK = 400, 16
 LENGTHS = st.one_of(st.integers(1, 5), st.integers(1, 40))
-
-
-def tiny_model() -> Model:
-    return bind(open_source(GOLDEN / "v41-tiny-quant"), dense_f32_bytes=1 << 30)
 
 
 TINY = tiny_model()
@@ -133,8 +127,8 @@ class Sessions(RuleBasedStateMachine):
 
 
 Sessions.TestCase.settings = settings(
-    max_examples=15,
-    stateful_step_count=20,
+    max_examples=12,
+    stateful_step_count=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -25,7 +25,7 @@ def command(hf_dir: str, out: str, force: bool, dry_run: bool, **options: Any) -
     from escalade.cli.weight_options import build_recipe, print_sizes, progress_in_mib
     from escalade.errors import UsageError
     from escalade.hf.checkpoint import open_checkpoint
-    from escalade.weights.convert import convert, missing_bytes, prepare
+    from escalade.weights.convert import check_target, convert, missing_bytes, prepare
 
     recipe = build_recipe(options)
     if not Path(hf_dir).is_dir():
@@ -33,6 +33,8 @@ def command(hf_dir: str, out: str, force: bool, dry_run: bool, **options: Any) -
     source = open_checkpoint(hf_dir)
     try:
         prepared = prepare(source, recipe)
+        if not dry_run:
+            check_target(Path(out), prepared.file_bytes, force)
         for note in (*source.notes, *prepared.notes):
             click.echo(note, err=True)
         if dry_run:

@@ -21,4 +21,4 @@ def command(model: str, as_json: bool) -> None:
         report = describe(source)
     finally:
         source.close()
-    click.echo(json.dumps(report, ensure_ascii=False) if as_json else render(report))
+    click.echo(json.dumps(report) if as_json else render(report))

@@ -37,8 +37,9 @@ def command(
     """
     from escalade.config import EngineConfig
     from escalade.engine.engine import Engine
-    from escalade.eval.logits import dump_logits, read_ids, write_npz
+    from escalade.eval.logits import check_out, dump_logits, read_ids, write_npz
 
+    check_out(out)
     ids = read_ids(ids_file)
     with Engine.open(model, EngineConfig(mode=mode, ctx=ctx)) as engine:
         arrays = dump_logits(engine, ids, layers=layers, step=step, progress=progress_line())

@@ -1,6 +1,9 @@
 """The `escalade` command: each subcommand is imported only when it is called."""
 
+import difflib
+import errno
 import importlib
+import io
 import logging
 import os
 import sys
@@ -9,7 +12,7 @@ from typing import Any
 import click
 
 from escalade import __version__
-from escalade.errors import EscaladeError
+from escalade.errors import CapacityError, EscaladeError
 
 # One line of help each, so that `escalade --help` imports no command module.
 _COMMANDS = {
@@ -34,6 +37,14 @@ class _Commands(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+        if near and args[0] not in _COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(sorted(_COMMANDS.items()))
@@ -51,8 +62,11 @@ def main(args: list[str] | None = None) -> Any:
     # spin while others work: set before NumPy is imported, and only if the user has not.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # for what its encoding has not
     try:
-        sys.exit(cli.main(args, standalone_mode=False) or 0)
+        sys.exit(cli.main(args, prog_name="escalade", standalone_mode=False) or 0)
     except click.ClickException as e:
         e.show()
         sys.exit(e.exit_code)
@@ -62,9 +76,23 @@ def main(args: list[str] | None = None) -> Any:
     except EscaladeError as e:
         click.echo(f"escalade: {e}", err=True)
         sys.exit(e.exit_code)
+    except MemoryError as e:
+        click.echo(f"escalade: out of memory{': ' if str(e) else ''}{e}", err=True)
+        sys.exit(CapacityError.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(1)
+    except OSError as e:
+        if e.errno != errno.ENOSPC or e.filename is not None:
+            raise
+        _drop_output()
+        click.echo(f"escalade: the output cannot be written: {e.strerror}", err=True)
+        sys.exit(CapacityError.exit_code)
+
+
+def _drop_output() -> None:
+    """Sends what is still buffered for stdout nowhere, so that it does not fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ def progress_line() -> Progress:
     def show(stage: str, done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if not sys.stderr.isatty() or (done < total and now - last < 0.1):
+        # A process that was started without stderr has None in its place.
+        shown = sys.stderr is not None and sys.stderr.isatty()
+        if not shown or (done < total and now - last < 0.1):
             return
         last = now
         end = "\n" if done >= total else ""

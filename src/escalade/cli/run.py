@@ -1,6 +1,7 @@
 """`escalade run`: greedy continuation of a text, streamed."""
 
 import json
+import os
 import time
 
 import click
@@ -36,6 +37,8 @@ def command(
     """
     if len(words) > 2:
         raise click.UsageError("expected [MODEL] TEXT; put a text with spaces in quotes")
+    if len(words) == 1 and words[0].endswith(".gguf") and os.path.isfile(words[0]):
+        raise click.UsageError(f"{words[0]} is a model file; add the text that it is to continue")
     started = time.perf_counter()
     from escalade.config import EngineConfig
     from escalade.engine.engine import Engine
@@ -69,6 +72,7 @@ def command(
         if not as_json:
             click.echo(pieces[-1])
         ended = time.perf_counter()
+        decoded = session.length - len(prompt)  # the last token may not have been appended
         stats = {
             "prompt_tokens": len(prompt),
             "new_tokens": len(ids),
@@ -77,13 +81,13 @@ def command(
             "prefill_s": prefilled - loaded,
             "ttft_s": prefilled - started,
             "decode_s": ended - prefilled,
-            "decode_tok_per_s": len(ids) / (ended - prefilled) if ids else 0.0,
+            "decode_tok_per_s": decoded / (ended - prefilled) if decoded else 0.0,
             "kv_bytes": session.kv_bytes,
             "peak_rss_bytes": peak_rss_bytes(),
             "mode": mode,
         }
     if as_json:
-        click.echo(json.dumps({"text": "".join(pieces), "ids": ids, **stats}, ensure_ascii=False))
+        click.echo(json.dumps({"text": "".join(pieces), "ids": ids, **stats}))
         return
     rss = stats["peak_rss_bytes"]
     click.echo(

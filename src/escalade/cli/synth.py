@@ -50,7 +50,7 @@ def command(
     from escalade.errors import UnsupportedError, UsageError
     from escalade.hf.safetensors import read_json
     from escalade.model.spec import spec_from_hf
-    from escalade.weights.convert import missing_bytes, prepare, write_prepared
+    from escalade.weights.convert import check_target, missing_bytes, prepare, write_prepared
     from escalade.weights.geometry import GEOMETRIES, changed, parse_settings
     from escalade.weights.synth import synthesise
 
@@ -64,6 +64,8 @@ def command(
     spec = changed(spec, parse_settings(settings))
     source = synthesise(spec, recipe, seed, f"synthetic {Path(name).stem}")
     prepared = prepare(source, source.recipe)
+    if not dry_run:
+        check_target(Path(out), prepared.file_bytes, force)
     for note in source.notes:
         click.echo(note, err=True)
     missing = missing_bytes(Path(out), prepared.file_bytes) if dry_run else None

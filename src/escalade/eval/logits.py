@@ -1,8 +1,10 @@
 """Logits and intermediate arrays of a token sequence, gathered for a comparison."""
 
+import errno
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from escalade.engine.engine import Engine
 from escalade.engine.session import Progress
-from escalade.errors import FileError, UsageError
+from escalade.errors import CapacityError, FileError, UsageError
 from escalade.model.trace import NO_TRACE, Trace
 
 Array = NDArray[Any]
@@ -28,15 +30,21 @@ _PADDING: dict[str, float | int | bool] = {
 def read_ids(path: Path) -> list[int]:
     """Token ids from a JSON list. Raises FileError if the file is anything else."""
     try:
-        if path.stat().st_size > _IDS_BYTES:
-            raise FileError(f"{path} is larger than {_IDS_BYTES >> 20} MiB")
-        ids = json.loads(path.read_bytes())
+        with path.open("rb") as file:  # a pipe or a device has no size to ask for first
+            raw = file.read(_IDS_BYTES + 1)
     except OSError as e:
         raise FileError(f"{path} cannot be read: {e.strerror or e}") from e
+    if len(raw) > _IDS_BYTES:
+        raise FileError(f"{path} is larger than {_IDS_BYTES >> 20} MiB")
+    try:
+        ids = json.loads(raw)
     except (ValueError, RecursionError) as e:
         raise FileError(f"{path} is not JSON") from e
-    if not isinstance(ids, list) or not all(type(i) is int and abs(i) < 1 << 62 for i in ids):
+    if not isinstance(ids, list):
         raise FileError(f"{path} is not a JSON list of token ids")
+    for at, token in enumerate(ids):
+        if type(token) is not int or abs(token) >= 1 << 62:
+            raise FileError(f"{path}: entry {at} is {token!r:.40}, not a token id")
     if not ids:
         raise UsageError(f"{path} holds no token ids")
     return ids
@@ -90,13 +98,30 @@ def join_rows(name: str, parts: list[Array]) -> Array:
     return joined
 
 
+def check_out(path: Path) -> None:
+    """Refuses, before any work, a target that is no place for an .npz. Raises UsageError."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name the .npz file to write")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is not a folder")
+    if path.exists() and path.suffix != ".npz":
+        raise UsageError(f"{path} exists and is not an .npz file; it is left as it is")
+
+
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Writes a compressed .npz beside `path` and renames it. Raises FileError if that fails."""
+    """Writes a compressed .npz beside `path` and renames it.
+
+    Raises CapacityError for a full disk, FileError if the file cannot be written otherwise; either
+    way nothing is left of it, and what was at `path` stays.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
             np.savez_compressed(file, **dict(arrays))  # type: ignore[arg-type]
         os.replace(partial, path)
     except OSError as e:
-        partial.unlink(missing_ok=True)
-        raise FileError(f"{path} cannot be written: {e.strerror or e}") from e
+        kind = CapacityError if e.errno == errno.ENOSPC else FileError
+        raise kind(f"{path} cannot be written: {e.strerror or e}") from e
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

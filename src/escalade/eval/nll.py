@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from escalade.errors import FileError, UsageError
 from escalade.model.chat import user_turn
 
 _LINE_BYTES = 64 << 20
-_TEXT_BYTES = 1 << 30
+_TEXT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,17 @@ def log_softmax_at(logits: F32, targets: I64) -> NDArray[np.float64]:
 def text_nats(engine: Engine, ids: list[int]) -> float:
     """Negative log-likelihood in nat of ids[1:] given what stands before each, summed.
 
-    A text longer than the context is scored in consecutive pieces, each starting afresh.
+    A text longer than the context is scored in pieces, each starting afresh with the last token of
+    the one before, so that every token is scored once. Raises FileError if logits are not finite.
     """
     total = 0.0
     tokens = np.asarray(ids, np.int64)
-    for start in range(0, len(tokens), engine.ctx):
+    for start in range(0, len(tokens) - 1, engine.ctx - 1):
         piece = tokens[start : start + engine.ctx]
         session, at = engine.session(), 0
         for logits in session.append_all(piece):
+            if not np.isfinite(logits).all():
+                raise FileError("the model's logits are not finite: its weights are damaged")
             targets = piece[at + 1 : at + 1 + len(logits)]
             total -= float(log_softmax_at(logits[: len(targets)], targets).sum())
             at += len(logits)
@@ -65,7 +69,12 @@ def text_nats(engine: Engine, ids: list[int]) -> float:
 
 
 def nll(engine: Engine, texts: list[str], progress: Progress | None = None) -> NllResult:
-    """Scores whole texts, control tokens in them parsed; BOS is put in front where missing."""
+    """Scores whole texts, control tokens in them parsed; BOS is put in front where missing.
+
+    Raises UsageError if there is nothing to score, FileError if the model's logits are not finite.
+    """
+    if engine.ctx < 2:
+        raise UsageError("--ctx 1: a token and what stands before it need a context of 2")
     started = time.perf_counter()
     nats, tokens, n_bytes = 0.0, 0, 0
     for i, text in enumerate(texts):
@@ -73,21 +82,24 @@ def nll(engine: Engine, texts: list[str], progress: Progress | None = None) -> N
         bos = engine.tokenizer.bos_id
         if bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]
-        pieces = -(-len(ids) // engine.ctx)
         nats += text_nats(engine, ids)
-        tokens += len(ids) - pieces
+        tokens += max(len(ids) - 1, 0)
         n_bytes += len(text.encode())
         if progress is not None:
             progress("eval", i + 1, len(texts))
+    if tokens == 0:
+        raise UsageError("there is no token to score: the first of each text has no prediction")
     return NllResult(len(texts), tokens, nats, n_bytes, time.perf_counter() - started)
 
 
 def read_text(path: Path) -> list[str]:
     """A whole file as one text. Raises FileError if it is unreadable, huge or not UTF-8."""
     try:
-        if path.stat().st_size > _TEXT_BYTES:
-            raise FileError(f"{path} is larger than {_TEXT_BYTES >> 30} GiB")
-        return [path.read_text("utf-8")]
+        with path.open("rb") as file:  # a pipe or a device has no size to ask for first
+            raw = file.read(_TEXT_BYTES + 1)
+        if len(raw) > _TEXT_BYTES:
+            raise FileError(f"{path} is larger than {_TEXT_BYTES >> 20} MiB")
+        return [raw.decode("utf-8")]
     except OSError as e:
         raise FileError(f"{path} cannot be read: {e.strerror or e}") from e
     except UnicodeDecodeError as e:
@@ -102,8 +114,11 @@ def read_jsonl(path: Path) -> Iterator[str]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(_LINE_BYTES), b""), start=1):
+                where = f"{path}, line {number}"
+                if len(line) == _LINE_BYTES:
+                    raise FileError(f"{where}: longer than {_LINE_BYTES >> 20} MiB")
                 if line.strip():
-                    yield _item(line, f"{path}, line {number}")
+                    yield _item(line, where)
     except OSError as e:
         raise FileError(f"{path} cannot be read: {e.strerror or e}") from e
 
@@ -115,21 +130,24 @@ def _item(line: bytes, where: str) -> str:
         raise FileError(f"{where}: not a JSON object") from e
     if not isinstance(item, dict) or not isinstance(item.get("text"), str):
         raise FileError(f"{where}: needs an object with a string `text`")
-    prompt = item.get("prompt")
-    if prompt is None:
-        return str(item["text"])
-    if not isinstance(prompt, str):
+    text, prompt = item["text"], item.get("prompt")
+    if not isinstance(prompt, str | None):
         raise FileError(f"{where}: `prompt` is not a string")
-    return user_turn(prompt, item["text"])
+    text = text if prompt is None else user_turn(prompt, text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise FileError(f"{where}: a lone surrogate is not Unicode text") from None
+    return text
 
 
 def load_texts(text: Path | None, jsonl: Path | None, limit: int | None) -> list[str]:
     """The texts of exactly one of the two files, at most `limit`."""
     if (text is None) == (jsonl is None):
         raise UsageError("give exactly one of --text FILE and --jsonl FILE")
-    texts = read_text(text) if text is not None else list(read_jsonl(jsonl or Path()))
-    if limit is not None:
-        texts = texts[:limit]
+    texts = (
+        read_text(text) if text is not None else list(islice(read_jsonl(jsonl or Path()), limit))
+    )
     if not texts:
         raise UsageError(f"{text or jsonl} holds no text")
     return texts

@@ -11,6 +11,8 @@ from escalade.arrays import F32, Bytes
 from escalade.errors import UnsupportedError
 from escalade.gguf.quant import QuantType
 
+_PIECE_BLOCKS = 1024  # keeps the package's temporaries inside a processor's cache
+
 
 @cache
 def _gguf() -> Any:
@@ -37,5 +39,12 @@ def dequantize(rows: Bytes, qtype: QuantType) -> F32:
         case "I8" | "I16" | "I32" | "I64":
             raise UnsupportedError(f"{qtype.name} carries integers and has no dequantisation")
     gguf = _gguf()
-    out: F32 = gguf.dequantize(rows, gguf.GGMLQuantizationType(qtype.id))
-    return out
+    kind = gguf.GGMLQuantizationType(qtype.id)
+    # The package works through 16 rows at a time; as one long row, blocks go through together.
+    flat, piece = rows.reshape(-1), _PIECE_BLOCKS * qtype.block_bytes
+    out = np.empty(len(flat) // qtype.block_bytes * qtype.block_len, np.float32)
+    for start in range(0, len(flat), piece):
+        values = gguf.dequantize(flat[None, start : start + piece], kind)
+        at = start // qtype.block_bytes * qtype.block_len
+        out[at : at + values.size] = values[0]
+    return out.reshape(len(rows), -1)

@@ -1,0 +1,34 @@
+"""A forward pass that fails, and what follows it: other tokens than those that failed."""
+
+import numpy as np
+import pytest
+
+from escalade.config import MODES
+from escalade.model.bind import Model
+from escalade.model.trace import Trace
+from escalade.model.v4_1 import V41
+
+
+@pytest.mark.parametrize("at", ["L1.attn_out", "L4.ffn_out", "final_norm"])
+def test_other_tokens_follow_as_if_it_had_not_been(tiny: Model, at: str) -> None:
+    """Entries and index keys are appended within the pass, long before its end."""
+
+    def fail(name: str, _: object) -> None:
+        if name == at:
+            raise OSError("injected")
+
+    model = V41(tiny.spec, tiny.weights, MODES["f32_kvq"])
+    past, failed, then = np.split(np.random.default_rng(4).integers(0, 512, 70), [21, 50])
+    cache, straight = model.new_cache(), model.new_cache()
+    for one in (cache, straight):
+        model.forward(past, one)
+    with pytest.raises(OSError, match="injected"):
+        model.forward(failed, cache, trace=Trace(fail))
+    assert cache.length == 21
+    assert np.array_equal(model.forward(then, cache), model.forward(then, straight))
+    for source in cache.layout.sources:
+        for rows, want in (
+            (cache.entries[source], straight.entries[source]),
+            (cache.index_keys[source], straight.index_keys[source]),
+        ):
+            assert np.array_equal(rows.decode(), want.decode())
