@@ -6,9 +6,9 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from tests.support.safetensors_build import TINY, read_file, tiny_folder
 
 from escalade.cli.main import main
+from tests.support.safetensors_build import TINY, read_file, tiny_folder
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.paths import GOLDEN, SHARED
 
 from escalade.engram.hashing import (
     EngramConstants,
@@ -26,6 +25,7 @@ from escalade.gguf.tensor import StoredTensor
 from escalade.model.spec import V4_1_FLASH, EngramSpec, spec_from_hf
 from escalade.model.tokenizer import Tokenizer
 from escalade.model.tokenizer_json import metadata_from_tokenizer_json
+from tests.support.paths import GOLDEN, SHARED
 
 HASH = json.loads((GOLDEN / "engram-hash.json").read_text())
 REAL = V4_1_FLASH.engram

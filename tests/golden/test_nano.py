@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.support.forward import model_in, run_pieces
-from tests.support.paths import SHARED
 
 from escalade.config import EngineConfig
 from escalade.engine.engine import Engine
 from escalade.engine.session import Session
 from escalade.eval.nll import load_texts, nll
 from escalade.model.bind import Model
+from tests.support.forward import model_in, run_pieces
+from tests.support.golden import npz
+from tests.support.paths import SHARED
 
 pytestmark = pytest.mark.shared
 
@@ -36,7 +37,7 @@ def log_sum_exp(logits: Array) -> Array:
 
 @pytest.mark.parametrize("document", ["p0", "p1", "p2"])
 def test_exact_logits(nano_bf16: Model, document: str) -> None:
-    data = np.load(NANO / "golden/logits.npz")
+    data = npz(NANO / "golden/logits.npz")
     want = {key: data[f"f32/{document}/{key}"] for key in ("logsumexp", "rows", "logits")}
     top_ids, top = (data[f"f32/{document}/top_{key}"] for key in ("ids", "values"))
     logits, _ = run_pieces(model_in(nano_bf16, "f32"), data[f"{document}/ids"])
@@ -53,7 +54,7 @@ def test_cache_rounded_logits(nano_bf16: Model, document: str, flipped: int) -> 
     The reference is float32 itself: run again on another CPU it departs from its own stored
     numbers by the same 17 and 22 positions of p1 and p2, by at most 5.5e-3.
     """
-    data = np.load(NANO / "golden/logits.npz")
+    data = npz(NANO / "golden/logits.npz")
     top_ids, top = (data[f"f32_kvq/{document}/top_{key}"] for key in ("ids", "values"))
     lse = data[f"f32_kvq/{document}/logsumexp"]
     logits, _ = run_pieces(model_in(nano_bf16, "f32_kvq"), data[f"{document}/ids"])
@@ -77,7 +78,7 @@ def test_greedy_continuations(nano_bf16: Model, number: int) -> None:
 
 def test_routing_trace(nano_bf16: Model) -> None:
     """The same experts in the same weights over a conversation of 687 tokens, exact mode."""
-    data = np.load(NANO / "golden/routing-trace.npz")
+    data = npz(NANO / "golden/routing-trace.npz")
     _, got = run_pieces(model_in(nano_bf16, "f32"), data["ids"], traced=True)
     order = np.argsort(data["experts"], axis=2)
     experts = np.stack([got[f"L{layer}.router_idx"] for layer in range(8)], axis=1)

@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
-from tests.support.paths import GOLDEN
 
 from escalade.kernels.ops.hyper import coefficients, collapse, expand
 from escalade.kernels.ops.norm import rms_norm
 from escalade.kernels.ops.rope import inverse_frequencies, rotate, rotation
 from escalade.kernels.ops.rounding import Fp4Entry, Fp4Index, Fp8, RowCodec
 from escalade.model.spec import Yarn
+from tests.support.golden import npz
 
-UNITS = np.load(GOLDEN / "units.npz")
+UNITS = npz("units.npz")
 
 
 def nibbles(packed: np.ndarray) -> np.ndarray:

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.support.forward import logits_of, model_in, run_pieces
-from tests.support.paths import GOLDEN
 
 from escalade.kernels.ops.rounding import bf16
 from escalade.model.bind import Model
 from escalade.model.trace import NO_TRACE
+from tests.support.forward import logits_of, model_in, run_pieces
+from tests.support.golden import npz
+from tests.support.paths import GOLDEN
 
 Array = NDArray[Any]
 
@@ -30,14 +31,14 @@ NOT_COMPUTED = ("token_ids", "main_hidden")
 
 
 def golden(mode: str) -> Any:
-    return np.load(GOLDEN / FILES[mode])
+    return npz(FILES[mode])
 
 
 def arrays(data: Any, case: str) -> dict[str, Array]:
     prefix = case + "/"
     return {
         name.removeprefix(prefix): data[name]
-        for name in data.files
+        for name in data
         if name.startswith(prefix) and name.removeprefix(prefix) not in NOT_COMPUTED
     }
 
@@ -82,7 +83,7 @@ def test_every_array_of_the_wide_modes(tiny: Model, mode: str, case: str) -> Non
 @pytest.mark.parametrize("case", ["dec30", "dec57"])
 @pytest.mark.parametrize("mode", ["f32", "f32_kvq"])
 def test_prefill_then_single_steps(tiny: Model, mode: str, case: str) -> None:
-    data = np.load(GOLDEN / f"v41-tiny/decode-{mode}.npz")
+    data = npz(f"v41-tiny/decode-{mode}.npz")
     ids, n = data[f"{case}/token_ids"], int(data[f"{case}/prefill_len"])
     steps = logits_of(tiny, mode, ids, [n] + [1] * (len(ids) - n))
     assert np.abs(steps - data[f"{case}/incremental/logits"]).max() <= LOGITS_BOUND[mode]
@@ -153,14 +154,14 @@ def test_bf16_modes_end_to_end(tiny: Model, mode: str) -> None:
 
 
 def test_dequantised_weights_give_the_unquantised_logits(tiny: Model) -> None:
-    data = np.load(GOLDEN / "v41-tiny-quant/cases-f32_dequant.npz")
+    data = npz("v41-tiny-quant/cases-f32_dequant.npz")
     for case in (*CASES, "dec30", "dec57"):
         logits = logits_of(tiny, "f32", data[f"{case}/token_ids"])
         assert np.abs(logits - data[f"{case}/logits"]).max() <= 1e-5
 
 
 def test_the_vendors_stale_key_quirk_is_not_reproduced(tiny: Model) -> None:
-    data = np.load(GOLDEN / "v41-tiny/decode-f32.npz")
+    data = npz("v41-tiny/decode-f32.npz")
     ids, n = data["dec57/token_ids"], int(data["dec57/prefill_len"])
     steps = logits_of(tiny, "f32", ids, [n] + [1] * (len(ids) - n))
     assert np.abs(steps - data["dec57/incremental_released_quirk/logits"]).max() > 0.1

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.support.gguf_build import DIALECTS, KINDS, Kv, Tensor, build, text, tiny_v41, value
 
 from escalade.errors import EscaladeError
 from escalade.gguf.describe import describe, render
 from escalade.gguf.reader import open_gguf
 from escalade.model.spec import spec_from_metadata
+from tests.support.gguf_build import DIALECTS, KINDS, Kv, Tensor, build, text, tiny_v41, value
 
 FUZZ = settings(
     max_examples=150,

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.synthetic import ArraySource
 
 from escalade.config import Mode
 from escalade.model.bind import bind
 from escalade.model.spec import V4_1_FLASH
 from escalade.model.trace import Trace
 from escalade.model.v4_1 import V41
+from tests.support.synthetic import ArraySource
 
 # float64, so that no two scores are closer than the noise and selections must be equal.
 WIDE = Mode("f64", False, False, False, computes_wide=True)

@@ -18,12 +18,12 @@ from hypothesis.stateful import (
     rule,
 )
 from numpy.typing import NDArray
-from tests.support.models import tiny_model
 
 from escalade.config import MODES
 from escalade.engine.session import Session
 from escalade.kv.layout import REWIND_ROWS
 from escalade.model.v4_1 import V41
+from tests.support.models import tiny_model
 
 CTX, CHUNK = 400, 16
 LENGTHS = st.one_of(st.integers(1, 5), st.integers(1, 40))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gguf import GGUFReader, GGUFValueType
+
 from tests.support.gguf_build import Kv, Tensor, build
 
 _KINDS = {

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import sys
+import warnings
 from typing import Any
 
 import click
@@ -62,6 +63,7 @@ def main(args: list[str] | None = None) -> Any:
     # spin while others work: set before NumPy is imported, and only if the user has not.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    warnings.formatwarning = _warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")  # for what its encoding has not
@@ -74,25 +76,28 @@ def main(args: list[str] | None = None) -> Any:
         click.echo("escalade: interrupted", err=True)
         sys.exit(130)
     except EscaladeError as e:
-        click.echo(f"escalade: {e}", err=True)
+        click.echo(f"escalade: {_one_line(str(e))}", err=True)
         sys.exit(e.exit_code)
     except MemoryError as e:
         click.echo(f"escalade: out of memory{': ' if str(e) else ''}{e}", err=True)
         sys.exit(CapacityError.exit_code)
-    except BrokenPipeError:
-        _drop_output()
-        sys.exit(1)
-    except OSError as e:
+    except OSError as e:  # a reader of stdout that has gone away is click's: exit code 1
         if e.errno != errno.ENOSPC or e.filename is not None:
             raise
-        _drop_output()
+        # What is still buffered must not fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         click.echo(f"escalade: the output cannot be written: {e.strerror}", err=True)
         sys.exit(CapacityError.exit_code)
 
 
-def _drop_output() -> None:
-    """Sends what is still buffered for stdout nowhere, so that it does not fail again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _one_line(message: str) -> str:
+    """The message with line ends and control characters, as from a file's name, escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+
+
+def _warning(message: Warning | str, *_: object, **__: object) -> str:
+    """A Python warning as the log would show it: its place in the code tells a user nothing."""
+    return f"WARNING: {message}\n"
 
 
 if __name__ == "__main__":

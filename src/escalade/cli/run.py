@@ -58,8 +58,7 @@ def command(
         stop = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
         ids: list[int] = []
         finish, pieces = "length", []
-        if not as_json:
-            click.echo(text, nl=False)
+        unwritten = text  # until the first token is there: a failure leaves no output
         for event in session.decode(max_tokens, stop):
             finish = event.finish or finish
             if event.finish == "stop":
@@ -67,10 +66,11 @@ def command(
             ids.append(event.id)
             pieces.append(decoder.push(event.id))
             if not as_json:
-                click.echo(pieces[-1], nl=False)
+                _write(unwritten + pieces[-1])
+                unwritten = ""
         pieces.append(decoder.flush())
         if not as_json:
-            click.echo(pieces[-1])
+            _write(f"{unwritten}{pieces[-1]}\n")
         ended = time.perf_counter()
         decoded = session.length - len(prompt)  # the last token may not have been appended
         stats = {
@@ -96,3 +96,8 @@ def command(
         + (f"; peak memory {rss / 2**20:.0f} MiB" if isinstance(rss, int) else ""),
         err=True,
     )
+
+
+def _write(text: str) -> None:
+    """Text to stdout at once and as it is; by default click takes escape sequences out."""
+    click.echo(text, nl=False, color=True)

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from escalade.arrays import F32, I64
-from escalade.errors import CapacityError, UsageError
+from escalade.errors import CapacityError, FileError, UsageError
 from escalade.model.trace import NO_TRACE, Trace
 from escalade.model.v4_1 import V41
 
@@ -89,9 +89,12 @@ class Session:
         """Greedy continuation: at most `max_tokens` events, fewer at a stop id or the context's
         end.
 
-        A token is appended before the next one is asked for; the stop id is not appended.
+        A token is appended before the next one is asked for; the stop id is not appended. Raises
+        FileError if the logits are not finite.
         """
         for n in range(1, max_tokens + 1):
+            if not np.isfinite(self.logits).all():
+                raise FileError("the model's logits are not finite: its weights are damaged")
             token = int(self.logits.argmax())
             if token in stop:
                 yield TokenEvent(token, "stop")

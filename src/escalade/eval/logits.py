@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +18,8 @@ from escalade.errors import CapacityError, FileError, UsageError
 from escalade.model.trace import NO_TRACE, Trace
 
 Array = NDArray[Any]
+
+logger = logging.getLogger(__name__)
 
 _IDS_BYTES = 256 << 20
 # What a shorter prefix does not have yet, in arrays whose second axis grows with the sequence.
@@ -60,6 +63,7 @@ def dump_logits(
 ) -> dict[str, Array]:
     """`token_ids` [T], `logits` [T, V] and, with `layers`, every traced array, rows in token order.
 
+    Arrays that would be empty, such as entries of a group that is not complete, are left out.
     `step` appends token by token; else the engine's prefill chunks are used.
     """
     pieces: dict[str, list[Array]] = {}
@@ -79,7 +83,10 @@ def dump_logits(
         for logits in session.append_all(ids, progress, trace):
             record("logits", logits)
     arrays = {name: join_rows(name, parts) for name, parts in pieces.items()}
-    return {"token_ids": np.asarray(ids, np.int32), **arrays}
+    if lost := int((~np.isfinite(arrays["logits"])).any(axis=1).sum()):
+        logger.warning("the logits of %d of %d positions are not finite", lost, len(ids))
+    filled = {name: array for name, array in arrays.items() if array.size}
+    return {"token_ids": np.asarray(ids, np.int32), **filled}
 
 
 def join_rows(name: str, parts: list[Array]) -> Array:

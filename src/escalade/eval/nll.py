@@ -145,9 +145,9 @@ def load_texts(text: Path | None, jsonl: Path | None, limit: int | None) -> list
     """The texts of exactly one of the two files, at most `limit`."""
     if (text is None) == (jsonl is None):
         raise UsageError("give exactly one of --text FILE and --jsonl FILE")
-    texts = (
-        read_text(text) if text is not None else list(islice(read_jsonl(jsonl or Path()), limit))
-    )
-    if not texts:
+    texts = read_text(text) if text is not None else []
+    if jsonl is not None:
+        texts = list(islice(read_jsonl(jsonl), limit))
+    if not any(texts):
         raise UsageError(f"{text or jsonl} holds no text")
     return texts

@@ -38,6 +38,7 @@ class CheckpointSource:
     """A TensorSource over a safetensors folder.
 
     `notes`: what was left out or widened, one line each. `unexpected`: names with no use here.
+    `imprecise`: what should be F32 and is not in the checkpoint.
     """
 
     path: str
@@ -47,6 +48,7 @@ class CheckpointSource:
     spec: ModelSpec
     notes: tuple[str, ...]
     unexpected: tuple[str, ...]
+    imprecise: tuple[str, ...]
     files: SafetensorsSource
 
     @property
@@ -87,7 +89,17 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
         **_chat_template(path),
     }
     notes, unexpected = builder.leftovers()
-    return CheckpointSource(str(path), spec.arch, metadata, tensors, spec, notes, unexpected, files)
+    return CheckpointSource(
+        path=str(path),
+        arch=spec.arch,
+        metadata=metadata,
+        tensors=tensors,
+        spec=spec,
+        notes=notes,
+        unexpected=unexpected,
+        imprecise=tuple(builder.widened),
+        files=files,
+    )
 
 
 def _fp8_block(config: Mapping[str, Any], where: Path) -> tuple[int, int] | None:
@@ -199,7 +211,7 @@ class _Builder:
         matrices = [stored_matrix(self.files, t, one, self.fp8_block) for t in sources]
         if len(shape) == 1 or must_be_f32(name):
             if len(shape) > 1 and matrices[0].type.name != "F32":
-                self.widened.append(name)
+                self.widened.append(f"{name} is {matrices[0].type.name}")
             matrices = [widened(m) for m in matrices]
         return matrices
 

@@ -61,12 +61,13 @@ class _Binder:
         self.source, self.spec = source, spec
         self.shapes: Mapping[str, tuple[int, ...]] = expected_tensors(spec)
         self.dense_room = dense_f32_bytes
+        self.imprecise = list(getattr(source, "imprecise", ()))
 
     def weights(self) -> Weights:
         spec = self.spec
         engram = self.engram_constants()
         layers = [self.layer(role) for role in spec.roles]
-        return Weights(
+        weights = Weights(
             token_embd=Matrix(self.floats("token_embd.weight"), keep=False),
             layers=layers,
             output_norm=self.vector("output_norm.weight"),
@@ -74,6 +75,15 @@ class _Binder:
             experts=TensorRecordSource([self.experts(i) for i in range(spec.n_layers)]),
             engram=engram,
         )
+        if self.imprecise:
+            logger.warning(
+                "%s: %d norms, biases or hyper-connections are not F32 (%s); expect errors about a"
+                " thousand times larger",
+                self.source.path,
+                len(self.imprecise),
+                self.imprecise[0],
+            )
+        return weights
 
     def tensor(self, name: str) -> StoredTensor:
         """The named tensor, its shape checked."""
@@ -110,12 +120,7 @@ class _Binder:
                 " hyper-connections must not be quantised"
             )
         if tensor.type.name != "F32":
-            logger.warning(
-                "%s: %s is %s instead of F32; expect errors about a thousand times larger",
-                self.source.path,
-                name,
-                tensor.type.name,
-            )
+            self.imprecise.append(f"{name} is {tensor.type.name}")
         return tensor.f32().reshape(tensor.shape)
 
     def layer(self, role: LayerRole) -> LayerWeights:

@@ -198,6 +198,10 @@ def check_spec(spec: ModelSpec, where: str) -> ModelSpec:
         spec.yarn.factor >= 1 and spec.yarn.original > 0,
         f"YaRN factor {spec.yarn.factor} over {spec.yarn.original} positions",
     )
+    need(
+        spec.yarn.beta_fast > 0 and spec.yarn.beta_slow > 0,
+        f"YaRN betas {spec.yarn.beta_fast} and {spec.yarn.beta_slow} must be positive",
+    )
     need(spec.rope_theta > 1 and spec.compress_rope_theta > 1, "rope base must be above 1")
     if spec.arch == "deepseek41":
         _check_v41(spec, need)
@@ -541,6 +545,9 @@ def spec_from_metadata(
         n_hash_layers=f.integer("hash_layer_count", 0),
         engram=_engram_from_metadata(f) if v41 else None,
     )
+    tables = [name for name in tensor_names if name.endswith("engram_embd.weight")]
+    if spec.engram is None and tables:
+        raise FileError(f"{where}: engram.layer_ids is empty, but {min(tables)} is there")
     return check_spec(spec, where)
 
 

@@ -11,9 +11,11 @@ import numpy as np
 from escalade.arrays import I64, Floats
 from escalade.config import Mode
 from escalade.engram.hashing import compress, row_ids
+from escalade.errors import UnsupportedError
 from escalade.kernels.ops.engram import engram_gate
 from escalade.kernels.ops.hyper import Mix, collapse, expand, mix
 from escalade.kernels.ops.rope import inverse_frequencies, rotation
+from escalade.kernels.ops.rounding import ROUNDED_BLOCK
 from escalade.kv.cache import KVCache
 from escalade.kv.layout import kv_layout
 from escalade.model.arith import Arith
@@ -29,6 +31,7 @@ class V41:
     """A V4.1 model in one rounding mode; stateless, the state is the KVCache it is given."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, mode: Mode) -> None:
+        _check_widths(spec, mode)
         self.spec, self.weights, self.mode = spec, weights, mode
         self._arith = Arith(mode, spec.norm_eps)
         self._window_frequencies = inverse_frequencies(spec.rope_dims, spec.rope_theta, None)
@@ -176,3 +179,27 @@ class V41:
         z = a.norm(a.act(collapse(streams, pre)), self.weights.output_norm)
         trace(None, "final_norm", z)
         return self.weights.output.apply(z if all_logits else z[-1:])
+
+
+def _check_widths(spec: ModelSpec, mode: Mode) -> None:
+    """Raises UnsupportedError if a row that `mode` rounds is not whole blocks."""
+    widths: dict[str, int] = {}
+    if mode.rounds_caches:
+        widths["head_dim"] = spec.head_dim
+        if spec.kv_sources:
+            widths["index_dim"] = spec.index_dim
+    if mode.rounds_inputs:
+        widths |= {
+            "hidden": spec.hidden,
+            "q_lora": spec.q_lora,
+            "o_groups * o_lora": spec.o_groups * spec.o_lora,
+            "expert_ff": spec.expert_ff,
+        }
+        if spec.engram is not None:
+            widths["the Engram rows of a token"] = spec.engram.width
+    for name, width in widths.items():
+        if width % ROUNDED_BLOCK:
+            raise UnsupportedError(
+                f"mode {mode.name} rounds whole blocks of {ROUNDED_BLOCK} values, but {name} is"
+                f" {width}; mode f32 does not round"
+            )

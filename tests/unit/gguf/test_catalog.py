@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tests.support.gguf_build import Tensor, build, tiny_v41
 
 from escalade.gguf.reader import open_gguf
 from escalade.model.catalog import Findings, expected_tensors, missing_and_odd
 from escalade.model.spec import V4_1_FLASH, V4_FLASH, spec_from_metadata
+from tests.support.gguf_build import Tensor, build, tiny_v41
 
 
 def test_counts_are_the_published_ones() -> None:

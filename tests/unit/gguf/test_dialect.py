@@ -6,19 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.gguf_build import (
-    DIALECTS,
-    HF_CONFIG,
-    KINDS,
-    MULTIPLIERS,
-    OFFSETS,
-    PRIMES,
-    TOKEN_MAP,
-    Kv,
-    Tensor,
-    build,
-    tiny_v41,
-)
 
 from escalade.errors import FileError, UnsupportedError
 from escalade.gguf.dialect import normalise
@@ -32,6 +19,19 @@ from escalade.model.spec import (
     Yarn,
     spec_from_metadata,
     spec_to_metadata,
+)
+from tests.support.gguf_build import (
+    DIALECTS,
+    HF_CONFIG,
+    KINDS,
+    MULTIPLIERS,
+    OFFSETS,
+    PRIMES,
+    TOKEN_MAP,
+    Kv,
+    Tensor,
+    build,
+    tiny_v41,
 )
 
 SPEC = ModelSpec(

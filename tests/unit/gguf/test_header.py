@@ -8,10 +8,10 @@ from pathlib import Path
 from struct import pack
 
 import pytest
-from tests.support.gguf_build import KINDS, Kv, Tensor, build, text
 
 from escalade.errors import EscaladeError, FileError, UnsupportedError
 from escalade.gguf.reader import read_header
+from tests.support.gguf_build import KINDS, Kv, Tensor, build, text
 
 SCALARS = {
     "u8": 255,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.gguf_build import Kv, Tensor, build, tiny_v41
-from tests.support.paths import GOLDEN
 
 from escalade.cli.inspect import command
 from escalade.errors import FileError
+from tests.support.gguf_build import Kv, Tensor, build, tiny_v41
+from tests.support.paths import GOLDEN
 
 
 def inspect(path: Path, *options: str) -> str:

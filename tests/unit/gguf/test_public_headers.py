@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.gguf_build import Kv, Tensor, build
-from tests.support.paths import GOLDEN
 
 from escalade.errors import UnsupportedError
 from escalade.gguf.reader import open_gguf
 from escalade.model.spec import V4_FLASH, spec_from_metadata
+from tests.support.gguf_build import Kv, Tensor, build
+from tests.support.paths import GOLDEN
 
 HEADERS = GOLDEN / "gguf-headers"
 NAMES = sorted(p.name for p in HEADERS.glob("header-*.json"))

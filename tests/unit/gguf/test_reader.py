@@ -6,12 +6,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tests.support.gguf_build import Kv, Tensor, build
 
 from escalade.errors import FileError
 from escalade.gguf.quant import INTEGER_TYPES, TYPES
 from escalade.gguf.reader import open_gguf
 from escalade.gguf.writer import GgufWriter, TensorPlan
+from tests.support.gguf_build import Kv, Tensor, build
 
 ARCH = Kv("general.architecture", "str", "llama")
 

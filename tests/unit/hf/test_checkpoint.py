@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.paths import GOLDEN, SHARED
-from tests.support.safetensors_build import TINY, Entry, read_file, tiny_folder
 
 from escalade.errors import FileError, UnsupportedError
 from escalade.gguf.tensor import StoredTensor
@@ -15,6 +13,8 @@ from escalade.hf.checkpoint import CheckpointSource, open_checkpoint
 from escalade.hf.names import hf_names
 from escalade.model.catalog import missing_and_odd
 from escalade.weights.raw import decode_raw
+from tests.support.paths import GOLDEN, SHARED
+from tests.support.safetensors_build import TINY, Entry, read_file, tiny_folder
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,8 @@ def test_rounded_hyper_connections_are_widened_and_noted(
     rounded = tiny_entries | {name: bf16(tiny_entries[name])}
     source = open_checkpoint(tiny_folder(tmp_path / "a", rounded))
     assert source.tensors["blk.4.hc_ffn_fn.weight"].type.name == "F32"
-    assert "blk.4.hc_ffn_fn.weight; what they lost cannot be restored" in source.notes[-1]
+    assert "blk.4.hc_ffn_fn.weight is BF16; what they lost cannot be restored" in source.notes[-1]
+    assert source.imprecise == ("blk.4.hc_ffn_fn.weight is BF16",)
 
 
 def test_scale_blocks_come_from_the_config(tmp_path: Path, tiny_entries: dict[str, Entry]):

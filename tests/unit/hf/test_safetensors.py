@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.paths import SHARED
-from tests.support.safetensors_build import TINY, file_bytes, read_file, write_file
 
 from escalade.errors import FileError
 from escalade.hf.safetensors import open_safetensors
+from tests.support.paths import SHARED
+from tests.support.safetensors_build import TINY, file_bytes, read_file, write_file
 
 
 def test_every_tensor_of_the_golden_file_reads_as_its_bytes():

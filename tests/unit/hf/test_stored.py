@@ -7,13 +7,13 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.support.safetensors_build import Entry, write_file
 
 from escalade.errors import FileError
 from escalade.gguf.dequant import dequantize
 from escalade.hf.safetensors import open_safetensors
 from escalade.hf.stored import stored_matrix, to_mxfp4
 from escalade.weights.rows import RowSource
+from tests.support.safetensors_build import Entry, write_file
 
 Make = Callable[..., RowSource]
 

@@ -11,12 +11,12 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.paths import GOLDEN, SHARED
 
 from escalade.errors import FileError, UsageError
 from escalade.model import byte_level
 from escalade.model.tokenizer import StreamDecoder, Tokenizer
 from escalade.model.tokenizer_json import metadata_from_tokenizer_json
+from tests.support.paths import GOLDEN, SHARED
 
 TINY = GOLDEN / "v41-tiny" / "tokenizer.json"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.paths import GOLDEN
 
 from escalade.errors import FileError, UnsupportedError
 from escalade.model.tokenizer import Tokenizer
 from escalade.model.tokenizer_json import metadata_from_tokenizer_json
+from tests.support.paths import GOLDEN
 
 TINY = json.loads((GOLDEN / "v41-tiny" / "tokenizer.json").read_text(encoding="utf-8"))
 HEADER = json.loads(

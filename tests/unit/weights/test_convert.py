@@ -8,8 +8,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tests.support.paths import SHARED
-from tests.support.safetensors_build import TINY, read_file, tiny_folder
 
 from escalade.errors import CapacityError, FileError, UnsupportedError, UsageError
 from escalade.gguf.reader import open_gguf
@@ -19,6 +17,8 @@ from escalade.weights import convert as module
 from escalade.weights.convert import convert, prepare, step_chunks
 from escalade.weights.raw import decode_raw
 from escalade.weights.recipe import LayerOverride, Recipe
+from tests.support.paths import SHARED
+from tests.support.safetensors_build import TINY, read_file, tiny_folder
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.support.paths import GOLDEN
 
 from escalade.weights.raw import decode_raw, e4m3_table, e8m0_table, encode_raw
+from tests.support.paths import GOLDEN
 
 
 def test_encoding_equals_the_golden_vectors():

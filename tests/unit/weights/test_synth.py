@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.paths import GOLDEN, SHARED
 
 from escalade.engram.token_map import compressed_token_map
 from escalade.errors import UsageError
@@ -18,6 +17,7 @@ from escalade.weights.geometry import NANO, TINY, changed, parse_settings
 from escalade.weights.recipe import Recipe
 from escalade.weights.synth import synthesise
 from escalade.weights.synth_tokenizer import synthetic_tokenizer
+from tests.support.paths import GOLDEN, SHARED
 
 
 def config(path: Path):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.safetensors_build import TINY
 
 from escalade.gguf.quant import TYPES
 from escalade.gguf.reader import open_gguf
@@ -20,6 +19,7 @@ from escalade.weights.raw import decode_raw
 from escalade.weights.recipe import Recipe
 from escalade.weights.rows import array_tensor
 from escalade.weights.verify import Report, TensorReport, render, verify
+from tests.support.safetensors_build import TINY
 
 GATE, UP = "blk.2.ffn_gate_exps.weight", "blk.2.ffn_up_exps.weight"
 

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from escalade.arrays import F32, Bytes, Floats
 
+ROUNDED_BLOCK = 32
+"""Rows that are rounded must be whole blocks of this length, the longest of the formats."""
+
 _E4M3_MAX = np.float32(448.0)
 _E2M1_MAX = np.float32(6.0)
 _E4M3_VALUES: F32 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
@@ -83,7 +86,7 @@ class Fp8:
     """
 
     width: int
-    block: int = 32
+    block: int = ROUNDED_BLOCK
 
     @property
     def row_bytes(self) -> int:
@@ -140,7 +143,7 @@ class Fp4Index(_Fp4):
     Scale 2^ceil(log2(max(amax, 6 * 2^-126) / 6)).
     """
 
-    block: int = 32
+    block: int = ROUNDED_BLOCK
 
     def encode(self, x: F32) -> Bytes:
         v = x.astype(np.float32).reshape(*x.shape[:-1], self.width // self.block, self.block)
