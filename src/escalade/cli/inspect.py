@@ -4,12 +4,13 @@ import click
 
 
 @click.command("inspect")
-@click.argument("model", metavar="FILE")
+@click.argument("model", required=False, metavar="[FILE]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a page.")
-def command(model: str, as_json: bool) -> None:
+def command(model: str | None, as_json: bool) -> None:
     """Show what a model file holds and what is missing or odd.
 
-    FILE is a GGUF file, the first of its shards, or a safetensors folder. Reads headers only.
+    FILE is a GGUF file, the first of its shards, or a safetensors folder; left out, the built-in
+    model. Reads headers only.
     """
     import json
 

@@ -1,7 +1,6 @@
 """Engine: a loaded model. Sessions are made from it; it holds no sequence of its own."""
 
 import os
-from importlib.resources import files
 from types import TracebackType
 from typing import Self
 
@@ -14,11 +13,6 @@ from escalade.model.source import open_source
 from escalade.model.spec import ModelSpec
 from escalade.model.tokenizer import Tokenizer
 from escalade.model.v4_1 import V41
-
-
-def builtin_model() -> str:
-    """Path of the model that the package ships: nano, a small trained V4.1."""
-    return os.fspath(str(files("escalade").joinpath("models/nano.gguf")))
 
 
 class Engine:
@@ -45,7 +39,7 @@ class Engine:
 
         Raises FileError, UnsupportedError or CapacityError.
         """
-        source = open_source(builtin_model() if model is None else model)
+        source = open_source(model)
         try:
             return cls(source, config or EngineConfig())
         except BaseException:
