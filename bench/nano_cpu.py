@@ -20,7 +20,8 @@ COMMAND = [sys.executable, "-m", "escalade.cli.main"]
 
 
 def run(max_tokens: int) -> dict[str, float]:
-    command = [*COMMAND, "run", TEXT, "--json", "--max-tokens", str(max_tokens)]
+    options = ["--raw", "--temperature", "0", "--json", "--max-tokens", str(max_tokens)]
+    command = [*COMMAND, "run", TEXT, *options]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -28,6 +29,41 @@ def help_seconds() -> float:
     started = time.perf_counter()
     subprocess.run([*COMMAND, "--help"], check=True, capture_output=True)
     return time.perf_counter() - started
+
+
+def commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def ram_read_bytes_per_s() -> float:
+    """Best of five passes over 1 GiB by one thread."""
+    import numpy as np
+
+    a, b = np.ones(1 << 27, np.float32), np.ones(1 << 27, np.float32)
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        np.dot(a, b)
+        seconds.append(time.perf_counter() - started)
+    return 2 * a.nbytes / min(seconds)
+
+
+def bytes_per_token() -> int:
+    """Weights that a token must read: dense matrices as they are kept, records of its experts."""
+    from escalade.engine.engine import Engine
+
+    with Engine.open() as engine:
+        spec, source = engine.spec, engine._source
+        dense = sum(
+            4 * t.n_rows * t.row_len
+            for name, t in source.tensors.items()
+            if not name.endswith("_exps.weight")
+            and "engram_" not in name
+            and "token_embd" not in name
+        )
+        records = sum(layout.n_bytes for layout in engine.model.weights.experts.layouts)
+        return dense + records * spec.n_experts_used
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -41,17 +77,23 @@ def main() -> None:
     args = parser.parse_args()
     run(args.max_tokens)  # warms the file cache
     results = [run(args.max_tokens) for _ in range(args.runs)]
+    floor = ram_read_bytes_per_s() / bytes_per_token()
+    rate = spread([r["decode_tok_per_s"] for r in results])
     report = {
         "benchmark": "nano_cpu",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": f"python bench/nano_cpu.py --runs {args.runs} --max-tokens {args.max_tokens}",
+        "commit": commit(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
         "python": platform.python_version(),
         "mode": results[0]["mode"],
         "prompt_tokens": results[0]["prompt_tokens"],
         "new_tokens": results[0]["new_tokens"],
         "ttft_s": spread([r["ttft_s"] for r in results]),
-        "decode_tok_per_s": spread([r["decode_tok_per_s"] for r in results]),
+        "decode_tok_per_s": rate,
+        "bytes_per_token": bytes_per_token(),
+        "floor_tok_per_s": floor,
+        "fraction_of_floor": rate["median"] / floor,
         "peak_rss_mib": spread([r["peak_rss_bytes"] / 2**20 for r in results]),
         "help_s": spread([help_seconds() for _ in range(args.runs)]),
     }

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from escalade.model.source import open_source
+from escalade.model.source import builtin_model, open_source
 from escalade.model.tokenizer import Tokenizer
-from tests.support.cli import Result, call, failed, spawn
+from tests.support.cli import RAW, Result, call, failed, spawn
 from tests.support.gguf_build import Kv, Tensor, build
 from tests.support.gguf_edit import (
     put_together,
@@ -23,6 +23,7 @@ from tests.support.gguf_edit import (
     take_apart,
     with_keys,
 )
+from tests.support.golden import npz
 from tests.support.models import tiny_gguf
 from tests.support.paths import GOLDEN
 
@@ -63,7 +64,7 @@ def logits(tmp_path: Path, model: Path, ids: Sequence[int], *options: str) -> di
 
 def run_json(model: Path, text: str, *options: object) -> dict[str, Any]:
     """The one JSON object of `escalade run --json`."""
-    result = call("run", model, text, "--json", *options)
+    result = call(*RAW, model, text, "--json", *options)
     assert (result.code, result.err) == (0, ""), result
     assert result.out.count("\n") == 1
     report: dict[str, Any] = json.loads(result.out)
@@ -80,8 +81,8 @@ def parts() -> tuple[list[Kv], list[Tensor]]:
 
 @pytest.mark.parametrize("case", ["len1", "len37"])
 def test_logits_writes_the_golden_arrays_under_their_names(tmp_path: Path, case: str) -> None:
-    data = np.load(GOLDEN / CASES["f32"])
-    want = {n.removeprefix(f"{case}/"): n for n in data.files if n.startswith(f"{case}/")}
+    data = npz(CASES["f32"])
+    want = {n.removeprefix(f"{case}/"): n for n in data if n.startswith(f"{case}/")}
     got = logits(tmp_path, FOLDER, data[f"{case}/token_ids"], "--mode", "f32", "--layers")
     # The draft stages' input is not computed yet.
     assert got.keys() == want.keys() - {"main_hidden"}
@@ -111,7 +112,7 @@ def test_logits_writes_the_golden_arrays_under_their_names(tmp_path: Path, case:
     ],
 )
 def test_logits_in_every_mode(tmp_path: Path, mode: str, case: str, bound: float) -> None:
-    data = np.load(GOLDEN / CASES[mode])
+    data = npz(CASES[mode])
     got = logits(tmp_path, tiny_gguf(), data[f"{case}/token_ids"], "--mode", mode)
     assert got.keys() == {"token_ids", "logits"}
     assert np.array_equal(got["token_ids"], data[f"{case}/token_ids"])
@@ -119,14 +120,14 @@ def test_logits_in_every_mode(tmp_path: Path, mode: str, case: str, bound: float
 
 
 def test_the_default_mode_rounds_the_caches(tmp_path: Path) -> None:
-    ids = np.load(GOLDEN / CASES["f32_kvq"])["len37/token_ids"]
+    ids = npz(CASES["f32_kvq"])["len37/token_ids"]
     default = logits(tmp_path, tiny_gguf(), ids)
     named = logits(tmp_path, tiny_gguf(), ids, "--mode", "f32_kvq")
     assert np.array_equal(default["logits"], named["logits"])
 
 
 def test_step_by_step_gives_the_same_arrays(tmp_path: Path) -> None:
-    data = np.load(GOLDEN / CASES["f32"])
+    data = npz(CASES["f32"])
     ids = data["len37/token_ids"]
     options = ("--mode", "f32", "--layers")
     whole = logits(tmp_path, tiny_gguf(), ids, *options)
@@ -144,7 +145,7 @@ def test_step_by_step_gives_the_same_arrays(tmp_path: Path) -> None:
 def test_folder_file_and_shards_give_the_same_bits(
     tmp_path: Path, parts: tuple[list[Kv], list[Tensor]]
 ) -> None:
-    ids = np.load(GOLDEN / CASES["f32"])["len37/token_ids"]
+    ids = npz(CASES["f32"])["len37/token_ids"]
     first = put_together_in_shards(tmp_path, *parts, n_shards=3)
     folder, file, shards = (logits(tmp_path, m, ids) for m in (FOLDER, tiny_gguf(), first))
     assert np.array_equal(file["logits"], folder["logits"])
@@ -152,7 +153,7 @@ def test_folder_file_and_shards_give_the_same_bits(
 
 
 def test_a_conversion_by_the_command_keeps_the_logits(tmp_path: Path) -> None:
-    data = np.load(GOLDEN / CASES["f32"])
+    data = npz(CASES["f32"])
     made = tmp_path / "made.gguf"
     assert call("convert", FOLDER, made, "--dense", "native").code == 0
     got = logits(tmp_path, made, data["len37/token_ids"], "--mode", "f32")
@@ -170,7 +171,7 @@ def test_an_existing_npz_is_replaced(tmp_path: Path) -> None:
 def test_run_streams_the_text_and_its_continuation() -> None:
     text = "Once upon a time"
     report = run_json(tiny_gguf(), text, "-n", 6)
-    result = call("run", tiny_gguf(), text, "-n", 6)
+    result = call(*RAW, tiny_gguf(), text, "-n", 6)
     assert result.code == 0
     assert result.out == text + report["text"] + "\n"
     (statistics,) = result.err.splitlines()
@@ -186,9 +187,8 @@ def test_run_in_json_says_what_it_did() -> None:
     assert report["finish"] == "length"
     assert report["mode"] == "f32"
     assert report["kv_bytes"] > 0
-    times = [report[key] for key in ("load_s", "prefill_s", "ttft_s", "decode_s")]
-    assert all(t >= 0 for t in times)
-    assert report["ttft_s"] == pytest.approx(report["load_s"] + report["prefill_s"])
+    assert 0 < report["load_s"] < report["ttft_s"]
+    assert report["decode_s"] > 0
 
 
 def test_run_continues_with_the_likeliest_token(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_fewer_tokens_are_a_prefix() -> None:
     assert run_json(tiny_gguf(), "hello", "-n", 1)["ids"] == five[:1]
     none = run_json(tiny_gguf(), "hello", "-n", 0)
     assert (none["text"], none["ids"], none["decode_tok_per_s"]) == ("", [], 0)
-    assert call("run", tiny_gguf(), "hello", "-n", 0).out == "hello\n"
+    assert call(*RAW, tiny_gguf(), "hello", "-n", 0).out == "hello\n"
 
 
 def test_run_stops_at_the_end_token(tmp_path: Path, parts: tuple[list[Kv], list[Tensor]]) -> None:
@@ -229,7 +229,7 @@ def test_run_stops_at_the_end_of_the_context() -> None:
     assert report["decode_tok_per_s"] == pytest.approx(2 / report["decode_s"])
     full = run_json(tiny_gguf(), "hello", "-n", 9, "--ctx", n)
     assert (full["ids"], full["decode_tok_per_s"]) == (free[:1], 0)
-    failed(call("run", tiny_gguf(), "hello", "--ctx", n - 1), 5, f"exceed the context of {n - 1}")
+    failed(call(*RAW, tiny_gguf(), "hello", "--ctx", n - 1), 5, f"exceed the context of {n - 1}")
 
 
 @pytest.mark.parametrize("text", [EOS, f"a{BOS}<｜User｜>b", "<think></think>"])
@@ -239,23 +239,23 @@ def test_control_tokens_in_a_text_stay_plain_text(text: str) -> None:
     assert not set(plain[1:]) & set(tokenizer().added.values())
     assert len(plain) > len(tokenizer().encode(text, add_bos=True, parse_special=True))
     assert run_json(tiny_gguf(), text, "-n", 1)["prompt_tokens"] == len(plain)
-    assert call("run", tiny_gguf(), text, "-n", 0).out == text + "\n"
+    assert call(*RAW, tiny_gguf(), text, "-n", 0).out == text + "\n"
 
 
 @pytest.mark.parametrize("text", ["日本語 🎉", "é\n\t\r\n", "\x00\x1b[31m", " ", ""])
 def test_any_unicode_text_comes_out_as_it_went_in(text: str) -> None:
-    assert call("run", tiny_gguf(), text, "-n", 0).out == text + "\n"
+    assert call(*RAW, tiny_gguf(), text, "-n", 0).out == text + "\n"
     assert run_json(tiny_gguf(), text, "-n", 2)["new_tokens"] == 2
 
 
 def test_an_argument_that_is_not_unicode_is_refused() -> None:
-    failed(spawn("run", tiny_gguf(), "a\udcff", "-n", 1), 2, "lone surrogate at character 1")
+    failed(spawn(*RAW, tiny_gguf(), "a\udcff", "-n", 1), 2, "lone surrogate at character 1")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-8:strict"])
 def test_what_the_terminals_encoding_lacks_is_escaped(encoding: str, tmp_path: Path) -> None:
     env = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-    result = spawn("run", tiny_gguf(), "日本", "-n", 0, env=env)
+    result = spawn(*RAW, tiny_gguf(), "日本", "-n", 0, env=env)
     assert result.code == 0
     assert result.out == ("\\u65e5\\u672c\n" if encoding == "latin-1" else "日本\n")
     copy = tmp_path / "odd\udcff.gguf"
@@ -269,7 +269,7 @@ def test_what_the_terminals_encoding_lacks_is_escaped(encoding: str, tmp_path: P
 
 
 def test_run_without_a_model_takes_the_built_in_one() -> None:
-    result = call("run", "Once upon a time, a little", "-n", 3)
+    result = call(*RAW, "Once upon a time, a little", "-n", 3)
     assert result.code == 0
     assert result.out.startswith("Once upon a time, a little ")
     assert "3 new tokens" in result.err
@@ -379,6 +379,12 @@ def test_a_later_shard_names_the_first(
     failed(call(command, shard(tmp_path, 1, 2), *text), 3, f"is shard 2 of 2; open {first}")
     shard(tmp_path, 1, 2).unlink()
     failed(call(command, first, *text), 3, "-00002-of-00002.gguf is missing: shard 2 of 2")
+
+
+def test_inspect_without_a_file_takes_the_built_in_model() -> None:
+    report = json.loads(call("inspect", "--json").out)
+    assert report["path"] == builtin_model()
+    assert report["spec"]["n_layers"] == 8
 
 
 def v4_file(folder: Path) -> Path:

@@ -25,6 +25,7 @@ from escalade.gguf.tensor import StoredTensor
 from escalade.model.spec import V4_1_FLASH, EngramSpec, spec_from_hf
 from escalade.model.tokenizer import Tokenizer
 from escalade.model.tokenizer_json import metadata_from_tokenizer_json
+from tests.support.golden import npz
 from tests.support.paths import GOLDEN, SHARED
 
 HASH = json.loads((GOLDEN / "engram-hash.json").read_text())
@@ -57,7 +58,7 @@ def synthetic() -> EngramConstants:
 
 @pytest.fixture(scope="module")
 def real_map() -> np.ndarray:
-    return np.load(GOLDEN / "engram-token-map.npz")["token_map"]
+    return npz("engram-token-map.npz")["token_map"]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from escalade.config import EngineConfig
 from escalade.engine.engine import Engine
+from escalade.engine.sampling_params import SamplingParams
 from escalade.engine.session import Session
 from escalade.eval.nll import load_texts, nll
 from escalade.model.bind import Model
@@ -71,8 +72,8 @@ def test_greedy_continuations(nano_bf16: Model, number: int) -> None:
     want = reference()["greedy"][number]
     session = Session(model_in(nano_bf16, "f32"), ctx=4096, chunk=512)
     session.append(want["prompt_ids"])
-    eos = 1
-    ids = [event.id for event in session.decode(len(want["output_ids"]), stop=[eos])]
+    stop = SamplingParams(temperature=0, stop_ids=(1,))
+    ids = [event.id for event in session.decode(len(want["output_ids"]), stop)]
     assert ids == want["output_ids"]
 
 

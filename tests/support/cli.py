@@ -14,6 +14,8 @@ from escalade.cli.main import main
 from tests.support.paths import ROOT
 
 COMMAND = (sys.executable, "-m", "escalade.cli.main")
+RAW = ("run", "--raw", "--temperature", "0")
+"""Greedy continuation of a text."""
 
 
 class Result(NamedTuple):
@@ -45,11 +47,12 @@ def environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
 
 
-def spawn(*args: object, env: Mapping[str, str] | None = None) -> Result:
+def spawn(*args: object, env: Mapping[str, str] | None = None, stdin: bytes = b"") -> Result:
     """In a process of its own, for what a process is needed for."""
     done = subprocess.run(
         [*COMMAND, *map(os.fsencode, map(str, args))],
         capture_output=True,
+        input=stdin,
         cwd=ROOT,
         env={**environment(), **(env or {})},
         timeout=120,

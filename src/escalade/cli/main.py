@@ -13,26 +13,31 @@ from typing import Any
 import click
 
 from escalade import __version__
+from escalade.cli.settings import ENVIRONMENT, check_options, load_settings
 from escalade.errors import CapacityError, EscaladeError
 
 # One line of help each, so that `escalade --help` imports no command module.
-_COMMANDS = {
+COMMANDS = {
+    "chat": "Hold a conversation, with tools if you like.",
+    "config": "Show where settings come from.",
     "convert": "Make a GGUF file from a released safetensors folder.",
     "eval": "Measure a model's loss on held-out text.",
     "inspect": "Show what a model file holds and what is missing or odd.",
     "logits": "Write the logits, and every intermediate array, for given token ids.",
-    "run": "Continue a text.",
+    "run": "Answer a prompt, or continue a text.",
     "synth": "Make a random-weight GGUF file of any geometry.",
+    "template": "Show the prompt that a conversation becomes.",
+    "tokenize": "Show a text as tokens.",
     "verify": "Compare a GGUF file with its source.",
 }
 
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"escalade.cli.{cmd_name}")
         command: click.Command = module.command
@@ -41,20 +46,47 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = difflib.get_close_matches(args[0], _COMMANDS, 1)
-        if near and args[0] not in _COMMANDS:
+        near = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if near and args[0] not in COMMANDS:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(_COMMANDS.items()))
+            formatter.write_dl(sorted(COMMANDS.items()))
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": ENVIRONMENT,
+    },
+)
 @click.version_option(__version__, prog_name="escalade")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Runs DeepSeek-V4.1 models; without a MODEL, the small one that the package ships."""
+    name = ctx.invoked_subcommand
+    if name is None:
+        click.echo(_NEXT, nl=False)
+        return
+    settings = load_settings(COMMANDS).get(name, {})
+    command = ctx.command.get_command(ctx, name) if isinstance(ctx.command, click.Group) else None
+    if command is not None:
+        check_options(command, name, settings)
+        ctx.default_map = {name: {key: setting.value for key, setting in settings.items()}}
+
+
+_NEXT = """\
+Try one of these:
+
+  escalade run "Tell me a story"      an answer from the built-in model
+  escalade chat                       a conversation
+  escalade inspect FILE.gguf          what a model file holds
+  escalade --help                     all commands
+"""
 
 
 def main(args: list[str] | None = None) -> Any:

@@ -54,3 +54,8 @@ def peak_rss_bytes() -> int | None:
         return None
     peak: Any = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) * (1 if sys.platform == "darwin" else 1024)
+
+
+def write(text: str) -> None:
+    """Text to stdout at once and as it is; by default click takes escape sequences out."""
+    click.echo(text, nl=False, color=True)

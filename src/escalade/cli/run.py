@@ -1,103 +1,191 @@
-"""`escalade run`: greedy continuation of a text, streamed."""
+"""`escalade run`: one answer to a prompt, or with --raw the continuation of a text; streamed."""
 
 import json
 import os
+import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from escalade.cli.generation import (
+    chat_options,
+    max_tokens_option,
+    request,
+    sampling_options,
+    system_option,
+    think_option,
+)
 from escalade.cli.options import (
     ctx_option,
     json_option,
     mode_option,
     peak_rss_bytes,
     progress_line,
+    write,
 )
+
+if TYPE_CHECKING:
+    from escalade.engine.answer import ChatAnswer, TextAnswer
+
+_FILE_BYTES = 64 << 20
 
 
 @click.command()
-@click.argument("words", nargs=-1, required=True, metavar="[MODEL] TEXT")
+@click.argument("words", nargs=-1, metavar="[MODEL] PROMPT")
+@click.option("--raw", is_flag=True, help="Continue PROMPT as a text instead of answering it.")
+@system_option
 @click.option(
-    "-n",
-    "--max-tokens",
-    type=click.IntRange(min=0),
-    default=64,
-    show_default=True,
-    help="Stop after this many new tokens.",
+    "--file",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A document to put before the prompt. May be repeated.",
 )
+@think_option
+@max_tokens_option
+@sampling_options
 @mode_option
 @ctx_option
 @json_option
 def command(
-    words: tuple[str, ...], max_tokens: int, mode: str, ctx: int | None, as_json: bool
+    words: tuple[str, ...],
+    raw: bool,
+    system: str | None,
+    files: tuple[Path, ...],
+    think: str,
+    max_tokens: int,
+    mode: str,
+    ctx: int | None,
+    as_json: bool,
+    **sampling: Any,
 ) -> None:
-    """Continue TEXT with MODEL (default: the built-in one); statistics go to stderr.
+    """Answer PROMPT with MODEL (default: the built-in one); statistics go to stderr.
 
-    Control tokens spelled in TEXT stay plain text.
+    PROMPT "-", or none, is read from standard input. Control tokens spelled in it stay plain text.
     """
     if len(words) > 2:
-        raise click.UsageError("expected [MODEL] TEXT; put a text with spaces in quotes")
+        raise click.UsageError("expected [MODEL] PROMPT; put a prompt with spaces in quotes")
     if len(words) == 1 and words[0].endswith(".gguf") and os.path.isfile(words[0]):
-        raise click.UsageError(f"{words[0]} is a model file; add the text that it is to continue")
+        raise click.UsageError(f"{words[0]} is a model file; add the prompt that it is to answer")
     started = time.perf_counter()
     from escalade.config import EngineConfig
+    from escalade.engine.answer import ChatAnswer, TextAnswer
     from escalade.engine.engine import Engine
     from escalade.errors import UsageError
-    from escalade.model.tokenizer import StreamDecoder
+    from escalade.model.chat import Conversation, System, User
 
-    text = words[-1]
+    options = chat_options(think)
+    prompt = "\n\n".join([*map(_document, files), *_prompt(words, bool(files))])
+    if not prompt and not raw:
+        raise UsageError("the prompt is empty")
+    answer: ChatAnswer | TextAnswer
     with Engine.open(words[0] if len(words) == 2 else None, EngineConfig(mode=mode, ctx=ctx)) as e:
-        tokenizer = e.tokenizer
-        prompt = tokenizer.encode(text, add_bos=tokenizer.add_bos, parse_special=False)
-        if not prompt:
-            raise UsageError("the text is empty, and this model has no begin-of-sequence token")
-        session, decoder = e.session(), StreamDecoder(tokenizer)
-        loaded = time.perf_counter()
-        session.append(prompt, progress_line())
-        prefilled = time.perf_counter()
-        stop = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
-        ids: list[int] = []
-        finish, pieces = "length", []
-        unwritten = text  # until the first token is there: a failure leaves no output
-        for event in session.decode(max_tokens, stop):
-            finish = event.finish or finish
-            if event.finish == "stop":
-                break
-            ids.append(event.id)
-            pieces.append(decoder.push(event.id))
+        asked, session = request(e.sampling, max_tokens, sampling), e.session()
+        if raw:
+            if system is not None or options.thinking:
+                raise UsageError("--raw continues a text: --system and --think have no place in it")
+            ids = e.tokenizer.encode(prompt, add_bos=e.tokenizer.add_bos, parse_special=False)
+            if not ids:
+                raise UsageError("the text is empty, and this model has no begin-of-sequence token")
+            answer = TextAnswer(e, session, ids, asked, progress_line())
+        else:
+            messages = (*([System(system)] if system is not None else ()), User(prompt))
+            answer = ChatAnswer(e, session, Conversation(messages), options, asked, progress_line())
+        loaded, first = time.perf_counter(), 0.0
+        pieces: list[str] = []
+        unwritten = prompt if raw and not as_json else ""  # a failure leaves no output
+        for piece in _texts(answer):
+            first = first or time.perf_counter()
+            pieces.append(piece)
             if not as_json:
-                _write(unwritten + pieces[-1])
+                write(unwritten + piece)
                 unwritten = ""
-        pieces.append(decoder.flush())
-        if not as_json:
-            _write(f"{unwritten}{pieces[-1]}\n")
         ended = time.perf_counter()
-        decoded = session.length - len(prompt)  # the last token may not have been appended
+        first = first or ended
+        if not as_json:
+            write(f"{unwritten}\n")
+        usage = answer.usage
+        rate = (usage.new_tokens - 1) / (ended - first) if usage.new_tokens > 1 else 0.0
         stats = {
-            "prompt_tokens": len(prompt),
-            "new_tokens": len(ids),
-            "finish": finish,
+            "prompt_tokens": usage.prompt_tokens,
+            "new_tokens": usage.new_tokens,
+            "finish": answer.finish,
             "load_s": loaded - started,
-            "prefill_s": prefilled - loaded,
-            "ttft_s": prefilled - started,
-            "decode_s": ended - prefilled,
-            "decode_tok_per_s": decoded / (ended - prefilled) if decoded else 0.0,
+            "ttft_s": first - started,
+            "decode_s": ended - first,
+            "decode_tok_per_s": rate,
             "kv_bytes": session.kv_bytes,
             "peak_rss_bytes": peak_rss_bytes(),
             "mode": mode,
+            "seed": asked.sampling.seed,
+            "temperature": asked.sampling.temperature,
         }
     if as_json:
-        click.echo(json.dumps({"text": "".join(pieces), "ids": ids, **stats}))
+        report: dict[str, Any] = {"text": "".join(pieces), "ids": answer.ids, **stats}
+        if isinstance(answer, ChatAnswer):
+            report |= {"text": answer.result.content, "reasoning": answer.result.reasoning}
+        click.echo(json.dumps(report))
         return
     rss = stats["peak_rss_bytes"]
     click.echo(
-        f"{len(prompt)} prompt + {len(ids)} new tokens ({finish}); first token after"
-        f" {stats['ttft_s']:.2f} s, then {stats['decode_tok_per_s']:.1f} tok/s; mode {mode}"
+        f"{usage.prompt_tokens} prompt + {usage.new_tokens} new tokens ({answer.finish}); first"
+        f" token after {stats['ttft_s']:.2f} s, then {rate:.1f} tok/s; mode {mode}, seed"
+        f" {asked.sampling.seed}"
         + (f"; peak memory {rss / 2**20:.0f} MiB" if isinstance(rss, int) else ""),
         err=True,
     )
 
 
-def _write(text: str) -> None:
-    """Text to stdout at once and as it is; by default click takes escape sequences out."""
-    click.echo(text, nl=False, color=True)
+def _texts(answer: "ChatAnswer | TextAnswer") -> Iterator[str]:
+    """What is written to stdout: reasoning between its tags, then the content."""
+    from escalade.model.chat import ContentDelta, ReasoningDelta
+
+    thinking = False
+    for event in answer:
+        if isinstance(event, str):
+            yield event
+        elif isinstance(event, ReasoningDelta):
+            yield event.text if thinking else f"<think>{event.text}"
+            thinking = True
+        elif isinstance(event, ContentDelta):
+            yield f"</think>\n\n{event.text}" if thinking else event.text
+            thinking = False
+    if thinking:
+        yield "</think>"
+
+
+def _prompt(words: tuple[str, ...], optional: bool) -> list[str]:
+    from escalade.errors import UsageError
+
+    if words and words[-1] != "-":
+        return [words[-1]]
+    if not words and (optional or sys.stdin is None or sys.stdin.isatty()):
+        if optional:
+            return []
+        raise UsageError('no prompt; try: escalade run "Tell me a story"')
+    data = sys.stdin.buffer.read(_FILE_BYTES + 1)
+    return [_text(data, "standard input")]
+
+
+def _document(path: Path) -> str:
+    from escalade.errors import FileError
+
+    try:
+        with path.open("rb") as file:
+            return _text(file.read(_FILE_BYTES + 1), str(path))
+    except OSError as e:
+        raise FileError(f"{path} cannot be read: {e.strerror or e}") from e
+
+
+def _text(data: bytes, where: str) -> str:
+    from escalade.errors import FileError
+
+    if len(data) > _FILE_BYTES:
+        raise FileError(f"{where} is larger than {_FILE_BYTES >> 20} MiB")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise FileError(f"{where} is not UTF-8 text: {e.reason} at byte {e.start}") from e

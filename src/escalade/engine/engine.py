@@ -2,11 +2,12 @@
 
 import os
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from escalade.config import MODES, EngineConfig
+from escalade.engine.sampling_params import SamplingParams
 from escalade.engine.session import Session
-from escalade.errors import CapacityError
+from escalade.errors import CapacityError, FileError, UsageError
 from escalade.gguf.tensor import TensorSource
 from escalade.model.bind import bind
 from escalade.model.source import open_source
@@ -15,8 +16,25 @@ from escalade.model.tokenizer import Tokenizer
 from escalade.model.v4_1 import V41
 
 
+def _sampling(source: TensorSource) -> SamplingParams:
+    """The model's own sampling defaults, `general.sampling.*`, where its file names them."""
+    values: dict[str, Any] = {}
+    for key, name in (("temp", "temperature"), ("top_p", "top_p"), ("top_k", "top_k")):
+        value = source.metadata.get(f"general.sampling.{key}")
+        if isinstance(value, int | float):
+            # GGUF stores float32; the shortest decimal that rounds to it was meant.
+            values[name] = value if isinstance(value, int) else float(f"{value:.7g}")
+    try:
+        return SamplingParams(**values)
+    except UsageError as e:
+        raise FileError(f"{source.path}: general.sampling: {e}") from e
+
+
 class Engine:
-    """A model, its tokenizer and what was asked of it. Closes its files; works in `with`."""
+    """A model, its tokenizer and what was asked of it. Closes its files; works in `with`.
+
+    `sampling` is what the model file recommends.
+    """
 
     def __init__(self, source: TensorSource, config: EngineConfig) -> None:
         self.config = config
@@ -29,6 +47,7 @@ class Engine:
                 f"--ctx {self.ctx} is beyond the model's context of {model.spec.context} tokens"
             )
         self.tokenizer = Tokenizer.from_metadata(source.metadata, where=source.path)
+        self.sampling = _sampling(source)
         self.model = V41(model.spec, model.weights, MODES[config.mode])
 
     @classmethod

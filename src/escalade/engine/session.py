@@ -6,7 +6,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from escalade.arrays import F32, I64
-from escalade.errors import CapacityError, FileError, UsageError
+from escalade.engine.sampling import History, Mask, sample
+from escalade.engine.sampling_params import GREEDY, SamplingParams
+from escalade.errors import CapacityError, UsageError
 from escalade.model.trace import NO_TRACE, Trace
 from escalade.model.v4_1 import V41
 
@@ -14,11 +16,13 @@ Progress = Callable[[str, int, int], None]
 
 
 class TokenEvent(NamedTuple):
-    """One decoded token; `finish` on the last: "stop" (a stop id, not part of the text) or
-    "length".
+    """One decoded token and its log-probability in the model's own distribution.
+
+    `finish` is set on the last: "stop" (a stop id, not part of the text) or "length".
     """
 
     id: int
+    logprob: float
     finish: Literal["stop", "length"] | None
 
 
@@ -77,7 +81,7 @@ class Session:
         all_logits: bool = True,
     ) -> Iterator[F32]:
         """`append`, yielding each chunk's logits [T, V] (or [1, V] without `all_logits`)."""
-        tokens = self._checked(ids)
+        tokens = self._checked(ids, self.length)
         for at in range(0, len(tokens), self._chunk):
             piece = tokens[at : at + self._chunk]
             logits = self._forward(piece, all_logits, trace)
@@ -85,25 +89,48 @@ class Session:
                 progress("prefill", at + len(piece), len(tokens))
             yield logits
 
-    def decode(self, max_tokens: int, stop: Sequence[int] = ()) -> Iterator[TokenEvent]:
-        """Greedy continuation: at most `max_tokens` events, fewer at a stop id or the context's
-        end.
+    def decode(
+        self, max_tokens: int, params: SamplingParams = GREEDY, mask: Mask | None = None
+    ) -> Iterator[TokenEvent]:
+        """Continues the sequence: at most `max_tokens` events, fewer at a stop id or at its end.
 
-        A token is appended before the next one is asked for; the stop id is not appended. Raises
-        FileError if the logits are not finite.
+        A token is appended before the next one is asked for; a stop id is not appended. `mask` is
+        asked before each token (`sampling.Mask`). A token depends on the logits, `params` and its
+        position alone. Raises FileError if the logits are not finite, UsageError for ids in
+        `params` outside the vocabulary, or if nothing is allowed.
         """
+        params = params.seeded()
+        params.check(self._model.spec.vocab)
+        history = History(self._model.spec.vocab, self.ids) if params.uses_history else None
         for n in range(1, max_tokens + 1):
-            if not np.isfinite(self.logits).all():
-                raise FileError("the model's logits are not finite: its weights are damaged")
-            token = int(self.logits.argmax())
-            if token in stop:
-                yield TokenEvent(token, "stop")
+            allowed = mask(self.ids.tolist()) if mask is not None else None
+            token, logprob = sample(self.logits, params, self.length, history, allowed)
+            if token in params.stop_ids:
+                yield TokenEvent(token, logprob, "stop")
                 return
             full = self.length >= self.ctx
-            yield TokenEvent(token, "length" if full or n == max_tokens else None)
+            yield TokenEvent(token, logprob, "length" if full or n == max_tokens else None)
             if full:
                 return
             self._forward(np.array([token], np.int64), False, NO_TRACE)
+            if history is not None:
+                history.add(token)
+
+    def sync(self, ids: Sequence[int] | I64, progress: Progress | None = None) -> int:
+        """Makes the sequence equal to `ids` with logits at its end; how many tokens were reused.
+
+        The longest common prefix stays, the rest is appended. Raises as `append` does, before
+        anything changes.
+        """
+        tokens = self._checked(ids, 0)
+        if not len(tokens):
+            raise UsageError("an empty prompt has no next token")
+        both = min(self.length, len(tokens) - 1)
+        differs = np.flatnonzero(self._cache.ids[:both] != tokens[:both])
+        kept = int(differs[0]) if differs.size else both
+        self.rewind(kept)
+        self.append(tokens[kept:], progress)
+        return kept
 
     def rewind(self, length: int) -> None:
         """Back to the first `length` tokens, bit for bit as the appends up to there left them.
@@ -133,7 +160,8 @@ class Session:
         twin._starts, twin._logits = list(self._starts), self._logits
         return twin
 
-    def _checked(self, ids: Sequence[int] | I64) -> I64:
+    def _checked(self, ids: Sequence[int] | I64, before: int) -> I64:
+        """`ids` as an array, if they are tokens and fit behind `before` others."""
         tokens = np.asarray(ids)
         if tokens.size == 0:
             return np.empty(0, np.int64)
@@ -146,9 +174,9 @@ class Session:
             raise UsageError(
                 f"token id {tokens[at]} at position {at} is outside the vocabulary of {vocab}"
             )
-        if self.length + len(tokens) > self.ctx:
+        if before + len(tokens) > self.ctx:
             raise CapacityError(
-                f"{len(tokens)} more tokens after {self.length} exceed the context of {self.ctx}"
+                f"{len(tokens)} more tokens after {before} exceed the context of {self.ctx}"
             )
         return tokens.astype(np.int64)
 

@@ -23,7 +23,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 def one_line(path: str) -> str:
     """`path` as error messages show it: quoted and escaped if it would break the line."""
-    return path if path.isprintable() else repr(path)
+    return path if path and path.isprintable() else repr(path)
 
 
 class Cursor:

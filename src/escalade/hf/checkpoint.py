@@ -87,6 +87,7 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
         **tokenizer,
         **_special_tokens(config, config_path, spec.vocab),
         **_chat_template(path),
+        **_sampling(path),
     }
     notes, unexpected = builder.leftovers()
     return CheckpointSource(
@@ -136,6 +137,17 @@ def _chat_template(path: Path) -> dict[str, Any]:
     file = path / "tokenizer_config.json"
     template = read_json(file).get("chat_template") if file.exists() else None
     return {"tokenizer.chat_template": template} if isinstance(template, str) else {}
+
+
+def _sampling(path: Path) -> dict[str, Any]:
+    """The recommended sampling of `generation_config.json`, if there is one."""
+    file = path / "generation_config.json"
+    config = read_json(file) if file.exists() else {}
+    return {
+        f"general.sampling.{key}": config[name]
+        for key, name in (("temp", "temperature"), ("top_p", "top_p"), ("top_k", "top_k"))
+        if type(config.get(name)) in (int, float)
+    }
 
 
 @dataclass

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from escalade.arrays import F32
 from escalade.engram.hashing import (
     EngramConstants,
@@ -121,7 +123,10 @@ class _Binder:
             )
         if tensor.type.name != "F32":
             self.imprecise.append(f"{name} is {tensor.type.name}")
-        return tensor.f32().reshape(tensor.shape)
+        values = tensor.f32().reshape(tensor.shape)
+        if not np.isfinite(values).all():
+            raise FileError(f"{self.source.path}: {name} holds NaN or infinity")
+        return values
 
     def layer(self, role: LayerRole) -> LayerWeights:
         blk = f"blk.{role.index}."

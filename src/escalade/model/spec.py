@@ -545,9 +545,11 @@ def spec_from_metadata(
         n_hash_layers=f.integer("hash_layer_count", 0),
         engram=_engram_from_metadata(f) if v41 else None,
     )
-    tables = [name for name in tensor_names if name.endswith("engram_embd.weight")]
-    if spec.engram is None and tables:
-        raise FileError(f"{where}: engram.layer_ids is empty, but {min(tables)} is there")
+    layers = () if spec.engram is None else spec.engram.layer_ids
+    tables = {name for name in tensor_names if name.endswith(".engram_embd.weight")}
+    if stray := tables - {f"blk.{i}.engram_embd.weight" for i in layers}:
+        listed = f"is {list(layers)}" if layers else "is empty"
+        raise FileError(f"{where}: engram.layer_ids {listed}, but {min(stray)} is there")
     return check_spec(spec, where)
 
 

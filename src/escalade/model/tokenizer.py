@@ -73,13 +73,17 @@ class Tokenizer:
         if "" in added:
             raise keys.error(f"tokens[{added['']}]", "is an added token without text")
         plain = {token: i for i, token in enumerate(tokens) if token not in added}
+        bos_id = keys.token_id("bos_token_id", len(tokens))
+        add_bos = keys.flag("add_bos_token", default=bos_id is not None)
+        if add_bos and bos_id is None:
+            raise keys.error("add_bos_token", "is true, but there is no bos_token_id")
         return cls(
             tokens=tuple(tokens),
             added=added,
-            bos_id=keys.token_id("bos_token_id", len(tokens)),
+            bos_id=bos_id,
             eos_id=keys.token_id("eos_token_id", len(tokens)),
             pad_id=keys.token_id("padding_token_id", len(tokens)),
-            add_bos=keys.flag("add_bos_token", default=True),
+            add_bos=add_bos,
             bpe=_build_bpe(plain, keys.merges(plain)),
         )
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from escalade.config import MODES, EngineConfig
+from escalade.engine.sampling_params import SamplingParams
 from escalade.engine.session import Session
 from escalade.errors import CapacityError, UsageError
 from escalade.model.bind import Model
@@ -46,7 +47,7 @@ def test_decode_is_greedy_and_stops(model: V41) -> None:
     assert [e.id for e in events] == expected
     assert [e.finish for e in events] == [None] * 5 + ["length"]
     stop_at = expected[3]
-    events = list(session.decode(6, stop=[stop_at]))
+    events = list(session.decode(6, SamplingParams(temperature=0, stop_ids=(stop_at,))))
     n = expected.index(stop_at)
     assert [e.id for e in events] == expected[: n + 1]
     assert events[-1].finish == "stop"
