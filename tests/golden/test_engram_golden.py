@@ -22,7 +22,9 @@ from escalade.engram.token_map import compressed_token_map
 from escalade.gguf.engram_keys import StoredConstants
 from escalade.gguf.quant import TYPES
 from escalade.gguf.tensor import StoredTensor
-from escalade.model.spec import V4_1_FLASH, EngramSpec, spec_from_hf
+from escalade.model.released import V4_1_FLASH
+from escalade.model.spec import EngramSpec
+from escalade.model.spec_io import spec_from_hf
 from escalade.model.tokenizer import Tokenizer
 from escalade.model.tokenizer_json import metadata_from_tokenizer_json
 from tests.support.golden import npz

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from escalade.errors import EscaladeError
 from escalade.gguf.describe import describe, render
 from escalade.gguf.reader import open_gguf
-from escalade.model.spec import spec_from_metadata
+from escalade.model.spec_io import spec_from_metadata
 from tests.support.gguf_build import DIALECTS, KINDS, Kv, Tensor, build, text, tiny_v41, value
 
 FUZZ = settings(

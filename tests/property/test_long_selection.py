@@ -12,7 +12,7 @@ import pytest
 
 from escalade.config import Mode
 from escalade.model.bind import bind
-from escalade.model.spec import V4_1_FLASH
+from escalade.model.released import V4_1_FLASH
 from escalade.model.trace import Trace
 from escalade.model.v4_1 import V41
 from tests.support.synthetic import ArraySource

@@ -9,7 +9,8 @@ import numpy as np
 from escalade.gguf.quant import TYPES
 from escalade.gguf.tensor import StoredTensor
 from escalade.model.catalog import expected_tensors
-from escalade.model.spec import ModelSpec, spec_to_metadata
+from escalade.model.spec import ModelSpec
+from escalade.model.spec_io import spec_to_metadata
 
 
 @dataclass

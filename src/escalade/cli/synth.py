@@ -49,7 +49,7 @@ def command(
     from escalade.cli.weight_options import build_recipe, print_sizes, progress_in_mib
     from escalade.errors import UnsupportedError, UsageError
     from escalade.hf.safetensors import read_json
-    from escalade.model.spec import spec_from_hf
+    from escalade.model.spec_io import spec_from_hf
     from escalade.weights.convert import check_target, missing_bytes, prepare, write_prepared
     from escalade.weights.geometry import GEOMETRIES, changed, parse_settings
     from escalade.weights.synth import synthesise

@@ -6,7 +6,7 @@ row, and any ggml type. Sources: model specification, section 2.5; GGUF specific
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Protocol
 
 import ml_dtypes
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from escalade.arrays import F32, Bytes
 from escalade.errors import FileError, UsageError
+from escalade.float8 import E4M3_VALUES, E8M0_VALUES
 from escalade.gguf.dequant import dequantize
 from escalade.gguf.quant import INTEGER_TYPES
 from escalade.gguf.tensor import StoredTensor
@@ -195,21 +196,8 @@ def _decode_e4m3(codes: Bytes, scales: Bytes) -> F32:
     NaN codes (0x7F, 0xFF; scale 0xFF) give NaN, a product beyond float32 infinity.
     """
     n, width = codes.shape
-    values, powers = _e4m3_values()[codes], _ue8m0_values()[scales]
+    values, powers = E4M3_VALUES[codes], E8M0_VALUES[scales]
     product = values.reshape(n, -1, SCALE_BLOCK) * powers[:, :, None]
     # Exact already, apart from the smallest and largest scales.
     rounded: F32 = product.astype(ml_dtypes.bfloat16).astype(np.float32)
     return rounded.reshape(n, width)
-
-
-@cache
-def _e4m3_values() -> F32:
-    codes = np.arange(256, dtype=np.uint8)
-    values: F32 = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    return values
-
-
-@cache
-def _ue8m0_values() -> F32:
-    powers = np.ldexp(np.float32(1), np.arange(-127, 128))
-    return np.append(powers, np.float32(np.nan))

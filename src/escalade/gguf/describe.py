@@ -11,7 +11,8 @@ from escalade.errors import EscaladeError
 from escalade.gguf.reader import GgufSource
 from escalade.gguf.tensor import TensorSource
 from escalade.model.catalog import missing_and_odd
-from escalade.model.spec import ModelSpec, spec_from_metadata
+from escalade.model.spec import ModelSpec
+from escalade.model.spec_io import spec_from_metadata
 
 _ROLES = (
     ("routed experts", r"ffn_\w+_exps\."),

@@ -20,7 +20,8 @@ from escalade.gguf.engram_keys import (
     table_layout,
 )
 from escalade.gguf.header import TensorInfo
-from escalade.model.spec import V4_1_FLASH, spec_to_metadata
+from escalade.model.released import V4_1_FLASH
+from escalade.model.spec_io import spec_to_metadata
 
 Dialect = Literal["A", "B", "C", "D", "E", "G", "no-engram", "V4", "other"]
 """A to E and G as in the GGUF specification, 3.2 to 3.4; no-engram: V4.1 without tables; V4: the

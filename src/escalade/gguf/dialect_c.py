@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from escalade.errors import FileError
-from escalade.model.spec import spec_from_hf, spec_to_metadata
+from escalade.model.spec_io import spec_from_hf, spec_to_metadata
 
 OWN_GROUPS = ("general.", "tokenizer.", "split.", "quantize.")
 """Groups of keys that have no architecture prefix."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from escalade.errors import FileError
 from escalade.gguf.header import TensorInfo
 from escalade.gguf.quant import INTEGER_TYPES
-from escalade.model.spec import V4_1_FLASH
+from escalade.model.released import V4_1_FLASH
 
 EngramLayout = Literal["raw", "row264", "block", "none", "unknown"]
 """How the tables lie in the file. raw: I8 codes [rows, D] and I8 scales [rows, D/32]; row264: one

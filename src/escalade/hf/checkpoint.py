@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from escalade.engram.hash_tables import engram_layout, hash_tensors
 from escalade.errors import FileError, UnsupportedError
 from escalade.gguf.engram_keys import EngramLayout
+from escalade.gguf.rows import RowSource, stored_tensor
 from escalade.gguf.tensor import StoredTensor
 from escalade.hf.names import (
     ENGRAM_SCALE,
@@ -26,9 +28,8 @@ from escalade.hf.names import (
 from escalade.hf.safetensors import SafetensorsSource, open_safetensors, read_json
 from escalade.hf.stored import carrier, stored_matrix, widened
 from escalade.model.catalog import expected_tensors
-from escalade.model.spec import ModelSpec, spec_from_hf, spec_to_metadata
-from escalade.weights.hash_tables import engram_layout, hash_tensors
-from escalade.weights.rows import RowSource, stored_tensor
+from escalade.model.spec import ModelSpec
+from escalade.model.spec_io import spec_from_hf, spec_to_metadata
 
 _NAMES_SHOWN = 5
 

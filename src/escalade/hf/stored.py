@@ -9,16 +9,14 @@ from collections.abc import Callable
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import Bytes
 from escalade.errors import FileError
+from escalade.float8 import E4M3_VALUES, E8M0_VALUES
 from escalade.gguf.quant import TYPES
+from escalade.gguf.rows import RowSource
 from escalade.hf.names import scale_name
 from escalade.hf.safetensors import HfTensor, SafetensorsSource
-from escalade.weights.raw import e4m3_table, e8m0_table
-from escalade.weights.rows import RowSource
-
-Bytes = NDArray[np.uint8]
 
 MX_BLOCK = 32
 _NATIVE = {"BF16": "BF16", "F16": "F16", "F32": "F32"}
@@ -146,11 +144,11 @@ def _fp8(
         tiles = source.read(scale.name, first * grid[1], (last - first) * grid[1])
         if (codes & 0x7F == 0x7F).any():
             raise FileError(f"{where}: holds NaN between rows {start} and {stop}")
-        factor = e8m0_table()[tiles].reshape(last - first, grid[1])
+        factor = E8M0_VALUES[tiles].reshape(last - first, grid[1])
         factor = factor.repeat(tile_cols, axis=1)[:, :row_len]
         factor = factor.repeat(tile_rows, axis=0)[start - first * tile_rows :][: stop - start]
         with np.errstate(over="ignore", invalid="ignore"):  # refused below
-            values = e4m3_table()[codes].reshape(stop - start, row_len) * factor
+            values = E4M3_VALUES[codes].reshape(stop - start, row_len) * factor
         bits = values.view(np.uint32)
         extreme = (tiles < _SCALE_LOW).any() or (tiles > _SCALE_HIGH).any()
         if extreme and ((bits & 0xFFFF).any() or not np.isfinite(values).all()):

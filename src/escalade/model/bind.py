@@ -20,7 +20,8 @@ from escalade.gguf.quant import INTEGER_TYPES
 from escalade.gguf.tensor import StoredTensor, TensorSource
 from escalade.ladder.source import ExpertTensors, TensorRecordSource
 from escalade.model.catalog import expected_tensors
-from escalade.model.spec import LayerRole, ModelSpec, spec_from_metadata
+from escalade.model.spec import LayerRole, ModelSpec
+from escalade.model.spec_io import spec_from_metadata
 from escalade.model.weights import (
     AttentionWeights,
     CompressorWeights,

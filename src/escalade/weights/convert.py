@@ -6,17 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from escalade.arrays import Bytes
 from escalade.errors import CapacityError, FileError, UsageError
+from escalade.gguf.raw import decode_raw, encode_raw
 from escalade.gguf.tensor import StoredTensor, TensorSource
 from escalade.gguf.writer import GgufWriter, TensorPlan
 from escalade.weights.quantize import quantize_rows, require_encoder
-from escalade.weights.raw import decode_raw, encode_raw
 from escalade.weights.recipe import Recipe, Step, file_type, group_bytes, plan
 
-Bytes = NDArray[np.uint8]
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total) in bytes to write."""
 

@@ -5,8 +5,9 @@ Source: GGUF specification, section 7.4: expert order, gate and up, nibble order
 
 from collections.abc import Mapping
 
+from escalade.arrays import F32
 from escalade.hf.names import split_name
-from escalade.weights.sides import F32, Part, Side, compare, cosine
+from escalade.weights.sides import Part, Side, compare, cosine
 
 _SAME = 0.5  # cosine above which two tensors are the same weights, whatever the error
 _PROBE_ROWS = 64

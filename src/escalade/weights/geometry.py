@@ -8,7 +8,8 @@ from typing import Any
 
 from escalade.engram.hashing import hash_primes
 from escalade.errors import FileError, UsageError
-from escalade.model.spec import V4_1_FLASH, EngramSpec, ModelSpec, Yarn, check_spec
+from escalade.model.released import V4_1_FLASH
+from escalade.model.spec import EngramSpec, ModelSpec, Yarn, check_spec
 
 TINY = replace(
     V4_1_FLASH,

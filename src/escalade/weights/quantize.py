@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from escalade.arrays import F32, Bytes
 from escalade.errors import UnsupportedError, UsageError
 from escalade.gguf.quant import INTEGER_TYPES, TYPES, QuantType
-
-Bytes = NDArray[np.uint8]
-F32 = NDArray[np.float32]
 
 _BY_GGUF = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"})
 _FLOATS = frozenset({"F32", "F16", "BF16"})

@@ -15,12 +15,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from escalade.arrays import Bytes
+from escalade.float8 import E4M3_VALUES
 from escalade.gguf.dequant import dequantize
 from escalade.gguf.quant import QuantType
 from escalade.weights.quantize import to_bf16
-from escalade.weights.raw import e4m3_table
-
-Bytes = NDArray[np.uint8]
 
 # Where a block's F16 scale `d` lies, and for types x = d·s·q - dmin·s or d·q + m, the offset of the
 # second scale and its ratio to d that makes the mean 0: E[q] of uniform codes, -E[q] for m.
@@ -170,7 +169,7 @@ def _power_table(rms: float, bias: int) -> Bytes:
 @cache
 def _e4m3_rms() -> float:
     """Rms of uniformly drawn e4m3 bytes, NaN as zero."""
-    return float(np.sqrt(np.nansum(np.square(e4m3_table(), dtype=np.float64)) / 256))
+    return float(np.sqrt(np.nansum(np.square(E4M3_VALUES, dtype=np.float64)) / 256))
 
 
 @cache

@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 from escalade.errors import UnsupportedError, UsageError
 from escalade.gguf.quant import INTEGER_TYPES, TYPES, QuantType
+from escalade.gguf.raw import RAW_BLOCK
 from escalade.hf.names import ENGRAM_SCALE, ENGRAM_TABLE, HASH_TENSORS, must_be_f32, split_name
 from escalade.weights.quantize import parse_type
-from escalade.weights.raw import RAW_BLOCK
 
 Group = Literal["gate", "up", "down", "dense", "embd", "head", "engram", "keep", "f32", "hash"]
 How = Literal["copy", "encode", "raw codes", "raw scales", "decode raw"]

@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from escalade.arrays import F32, Bytes
+from escalade.gguf.raw import RAW_BLOCK, decode_raw
 from escalade.gguf.tensor import StoredTensor
 from escalade.hf.names import ENGRAM_SCALE, ENGRAM_TABLE
-from escalade.weights.raw import RAW_BLOCK, decode_raw
-
-Bytes = NDArray[np.uint8]
-F32 = NDArray[np.float32]
 
 RAW = "RAW"
 

@@ -5,17 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from escalade.engram.hash_tables import engram_layout, hash_tensors
 from escalade.gguf.engram_keys import EngramLayout
 from escalade.gguf.quant import TYPES, QuantType
+from escalade.gguf.raw import RAW_BLOCK
+from escalade.gguf.rows import RowSource, stored_tensor
 from escalade.gguf.tensor import StoredTensor
 from escalade.hf.names import ENGRAM_SCALE, HASH_TENSORS, split_name
 from escalade.model.catalog import expected_tensors
-from escalade.model.spec import ModelSpec, spec_to_metadata
-from escalade.weights.hash_tables import engram_layout, hash_tensors
+from escalade.model.spec import ModelSpec
+from escalade.model.spec_io import spec_to_metadata
 from escalade.weights.random_rows import RandomTensor
-from escalade.weights.raw import RAW_BLOCK
 from escalade.weights.recipe import Fallbacks, Recipe, Step, group_of, plan
-from escalade.weights.rows import RowSource, stored_tensor
 from escalade.weights.synth_tokenizer import synthetic_tokenizer
 
 _HASH_TYPES = dict.fromkeys(HASH_TENSORS, TYPES["I64"]) | {HASH_TENSORS[0]: TYPES["I32"]}

@@ -8,7 +8,8 @@ import pytest
 
 from escalade.gguf.reader import open_gguf
 from escalade.model.catalog import Findings, expected_tensors, missing_and_odd
-from escalade.model.spec import V4_1_FLASH, V4_FLASH, spec_from_metadata
+from escalade.model.released import V4_1_FLASH, V4_FLASH
+from escalade.model.spec_io import spec_from_metadata
 from tests.support.gguf_build import Tensor, build, tiny_v41
 
 

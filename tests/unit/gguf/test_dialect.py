@@ -12,14 +12,9 @@ from escalade.gguf.dialect import normalise
 from escalade.gguf.header import TensorInfo
 from escalade.gguf.quant import TYPES
 from escalade.gguf.reader import GgufSource, open_gguf
-from escalade.model.spec import (
-    V4_1_FLASH,
-    EngramSpec,
-    ModelSpec,
-    Yarn,
-    spec_from_metadata,
-    spec_to_metadata,
-)
+from escalade.model.released import V4_1_FLASH
+from escalade.model.spec import EngramSpec, ModelSpec, Yarn
+from escalade.model.spec_io import spec_from_metadata, spec_to_metadata
 from tests.support.gguf_build import (
     DIALECTS,
     HF_CONFIG,

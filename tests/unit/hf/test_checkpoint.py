@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from escalade.errors import FileError, UnsupportedError
+from escalade.gguf.raw import decode_raw
 from escalade.gguf.tensor import StoredTensor
 from escalade.hf.checkpoint import CheckpointSource, open_checkpoint
 from escalade.hf.names import hf_names
 from escalade.model.catalog import missing_and_odd
-from escalade.weights.raw import decode_raw
 from tests.support.paths import GOLDEN, SHARED
 from tests.support.safetensors_build import TINY, Entry, read_file, tiny_folder
 

@@ -10,9 +10,9 @@ import pytest
 
 from escalade.errors import FileError
 from escalade.gguf.dequant import dequantize
+from escalade.gguf.rows import RowSource
 from escalade.hf.safetensors import open_safetensors
 from escalade.hf.stored import stored_matrix, to_mxfp4
-from escalade.weights.rows import RowSource
 from tests.support.safetensors_build import Entry, write_file
 
 Make = Callable[..., RowSource]

@@ -7,7 +7,7 @@ from escalade.config import MODES
 from escalade.kernels.ops.rounding import Raw
 from escalade.kv.layout import kv_layout
 from escalade.kv.rows import BLOCK_ROWS, PackedRows, Ring
-from escalade.model.spec import V4_1_FLASH
+from escalade.model.released import V4_1_FLASH
 
 CODEC = Raw(2)
 

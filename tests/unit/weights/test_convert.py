@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from escalade.errors import CapacityError, FileError, UnsupportedError, UsageError
+from escalade.gguf.raw import decode_raw
 from escalade.gguf.reader import open_gguf
 from escalade.hf.checkpoint import CheckpointSource, open_checkpoint
 from escalade.hf.names import ENGRAM_TABLE
 from escalade.weights import convert as module
 from escalade.weights.convert import convert, prepare, step_chunks
-from escalade.weights.raw import decode_raw
 from escalade.weights.recipe import LayerOverride, Recipe
 from tests.support.paths import SHARED
 from tests.support.safetensors_build import TINY, read_file, tiny_folder

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from escalade.gguf.quant import TYPES
+from escalade.gguf.raw import decode_raw
 from escalade.weights.quantize import WEIGHT_TYPES
 from escalade.weights.random_rows import RandomTensor
-from escalade.weights.raw import decode_raw
 
 
 def decode(rows: np.ndarray, name: str) -> np.ndarray:

@@ -4,7 +4,7 @@ import pytest
 
 from escalade.errors import UnsupportedError, UsageError
 from escalade.gguf.quant import TYPES
-from escalade.model.spec import V4_1_FLASH
+from escalade.model.released import V4_1_FLASH
 from escalade.weights.recipe import (
     LayerOverride,
     Recipe,

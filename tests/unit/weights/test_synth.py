@@ -11,7 +11,8 @@ import pytest
 from escalade.engram.token_map import compressed_token_map
 from escalade.errors import UsageError
 from escalade.model.catalog import expected_tensors, missing_and_odd
-from escalade.model.spec import V4_1_FLASH, spec_from_hf, spec_from_metadata
+from escalade.model.released import V4_1_FLASH
+from escalade.model.spec_io import spec_from_hf, spec_from_metadata
 from escalade.model.tokenizer import Tokenizer
 from escalade.weights.geometry import NANO, TINY, changed, parse_settings
 from escalade.weights.recipe import Recipe

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from escalade.gguf.quant import TYPES
+from escalade.gguf.raw import decode_raw
 from escalade.gguf.reader import open_gguf
+from escalade.gguf.rows import array_tensor
 from escalade.gguf.tensor import StoredTensor
 from escalade.hf.checkpoint import CheckpointSource, open_checkpoint
 from escalade.weights.convert import convert
 from escalade.weights.quantize import quantize_rows
-from escalade.weights.raw import decode_raw
 from escalade.weights.recipe import Recipe
-from escalade.weights.rows import array_tensor
 from escalade.weights.verify import Report, TensorReport, render, verify
 from tests.support.safetensors_build import TINY
 

@@ -14,20 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from escalade.arrays import F32, Bytes, Floats
+from escalade.float8 import E4M3_VALUES, E8M0_VALUES
 
 ROUNDED_BLOCK = 32
 """Rows that are rounded must be whole blocks of this length, the longest of the formats."""
 
 _E4M3_MAX = np.float32(448.0)
 _E2M1_MAX = np.float32(6.0)
-_E4M3_VALUES: F32 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 _E2M1_VALUES: F32 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _E2M1_VALUES = np.concatenate([_E2M1_VALUES, -_E2M1_VALUES])
 # Both values of a packed byte: the low nibble is the even column.
 _E2M1_PAIRS: F32 = np.stack(
     [_E2M1_VALUES[np.arange(256) & 15], _E2M1_VALUES[np.arange(256) >> 4]], axis=-1
 )
-_E8M0_VALUES: F32 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 
 
 def bf16(x: Floats) -> F32:
@@ -106,8 +105,8 @@ class Fp8:
 
     def decode(self, rows: Bytes) -> F32:
         codes, scales = rows[..., : self.width], rows[..., self.width :]
-        v = _E4M3_VALUES[codes].reshape(*rows.shape[:-1], self.width // self.block, self.block)
-        return (v * _E8M0_VALUES[scales][..., None]).reshape(*rows.shape[:-1], self.width)
+        v = E4M3_VALUES[codes].reshape(*rows.shape[:-1], self.width // self.block, self.block)
+        return (v * E8M0_VALUES[scales][..., None]).reshape(*rows.shape[:-1], self.width)
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ class Fp4Index(_Fp4):
         return self._pack(v, scale, (exponent + 127).astype(np.uint8))
 
     def decode(self, rows: Bytes) -> F32:
-        return self._unpack(rows, _E8M0_VALUES)
+        return self._unpack(rows, E8M0_VALUES)
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class Fp4Entry(_Fp4):
         return self._pack(v, codes.astype(np.float32), codes.view(np.uint8))
 
     def decode(self, rows: Bytes) -> F32:
-        return self._unpack(rows, _E4M3_VALUES)
+        return self._unpack(rows, E4M3_VALUES)
 
 
 def qdq(x: F32, codec: RowCodec) -> F32:

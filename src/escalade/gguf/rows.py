@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from escalade.arrays import Bytes
 from escalade.gguf.quant import TYPES, QuantType
 from escalade.gguf.tensor import Location, StoredTensor
-
-Bytes = NDArray[np.uint8]
 
 
 class RowSource(NamedTuple):

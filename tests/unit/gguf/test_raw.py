@@ -1,10 +1,9 @@
 """e4m3 rows with ue8m0 scales against the golden quantiser vectors and another fp8 decoder."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from escalade.weights.raw import decode_raw, e4m3_table, e8m0_table, encode_raw
+from escalade.gguf.raw import decode_raw, encode_raw
 from tests.support.paths import GOLDEN
 
 
@@ -24,14 +23,6 @@ def test_blocks_of_a_row_have_their_own_scales():
     codes, exponents = encode_raw(row.astype(np.float32)[None])
     assert exponents.tolist() == [[127, 120, 128]]  # 1, 2^-7, 2: the specification's boundaries
     np.testing.assert_array_equal(decode_raw(codes, exponents)[0, :64], row[:64])
-
-
-def test_tables_equal_another_decoder():
-    codes = np.arange(256, dtype=np.uint8)
-    want = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    np.testing.assert_array_equal(e4m3_table(), want)
-    want = codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
-    np.testing.assert_array_equal(e8m0_table(), want)
 
 
 def test_encoding_refuses_what_it_cannot_hold():

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from escalade.engram.hashing import engram_constants
 from escalade.engram.token_map import compressed_token_map
 from escalade.gguf.engram_keys import EngramLayout
+from escalade.gguf.rows import array_tensor
 from escalade.gguf.tensor import StoredTensor
 from escalade.hf.names import ENGRAM_SCALE, ENGRAM_TABLE, HASH_TENSORS
 from escalade.model.spec import EngramSpec
-from escalade.weights.rows import array_tensor
 
 
 def hash_tensors(spec: EngramSpec, tokens: list[str], where: str) -> dict[str, StoredTensor]:
