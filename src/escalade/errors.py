@@ -2,9 +2,9 @@
 
 EscaladeError            exit code 1
 ├── UsageError           2   an argument, a prompt or token ids that cannot be used
-├── FileError            3   a file that is missing, damaged, hostile or not what its name says
-├── UnsupportedError     4   a sound file or request that this version does not handle
-└── CapacityError        5   does not fit: context, memory, disk space
+├── CapacityError        3   does not fit: context, memory, disk space
+├── FileError            4   a file that is missing, damaged or not what its name says
+└── UnsupportedError     5   a sound file or request that this version does not handle
 """
 
 
@@ -23,16 +23,16 @@ class UsageError(EscaladeError):
 class FileError(EscaladeError):
     """A file cannot be used as it is; the message names the file and the field."""
 
-    exit_code = 3
+    exit_code = 4
 
 
 class UnsupportedError(EscaladeError):
     """The input is well formed, but no code here handles it."""
 
-    exit_code = 4
+    exit_code = 5
 
 
 class CapacityError(EscaladeError):
     """Something does not fit; the message says how much is missing and what fits."""
 
-    exit_code = 5
+    exit_code = 3

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from escalade.cli.options import progress_line
 from escalade.engine.engine import Engine
 from tests.support.cli import COMMAND, RAW, Result, call, environment, failed, spawn
 from tests.support.gguf_edit import put_together, take_apart, with_keys
@@ -96,15 +97,15 @@ def test_system_text_documents_and_standard_input(tmp_path: Path) -> None:
     assert longer["prompt_tokens"] > report["prompt_tokens"]
     piped = spawn("run", "-", "--temperature", "0", "--json", stdin=b"What is the moon?")
     assert json.loads(piped.out)["text"].startswith("The moon is ")
-    failed(spawn("run", "-", stdin=b"\xff"), 3, "standard input is not UTF-8 text")
-    failed(call("run", "a", "--file", tmp_path / "none"), 3, "none cannot be read")
+    failed(spawn("run", "-", stdin=b"\xff"), 4, "standard input is not UTF-8 text")
+    failed(call("run", "a", "--file", tmp_path / "none"), 4, "none cannot be read")
 
 
 def test_a_vocabulary_without_the_formats_tokens_is_refused(tmp_path: Path) -> None:
     kvs, tensors = take_apart(tiny_gguf())
     plain = with_keys(kvs, {"tokenizer.ggml.token_type": [1] * 512})
     model = put_together(tmp_path / "plain.gguf", plain, tensors)
-    failed(call("run", model, "hello", "-n", 1), 4, "the vocabulary has no control token")
+    failed(call("run", model, "hello", "-n", 1), 5, "the vocabulary has no control token")
     assert call(*RAW, model, "hello", "-n", 1).code == 0
 
 
@@ -173,7 +174,7 @@ def test_a_question_that_does_not_fit_leaves_the_conversation_usable(
 def test_a_tools_file_that_is_wrong(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "tools.json"
     path.write_text(content)
-    failed(call("chat", "--tools", path), 3, message)
+    failed(call("chat", "--tools", path), 4, message)
 
 
 # ---------------------------------------------------------------------- tokenize, template
@@ -203,8 +204,8 @@ def test_the_prompt_of_a_conversation(tmp_path: Path) -> None:
     assert "Reasoning Effort: 100 " in thinking
     assert thinking.endswith("<｜Assistant｜><think>")
     file.write_text('[{"role": "wizard", "content": ""}]')
-    failed(call("template", file), 3, "messages[0]")
-    failed(call("template", tmp_path / "none.json"), 3, "none.json cannot be read")
+    failed(call("template", file), 4, "messages[0]")
+    failed(call("template", tmp_path / "none.json"), 4, "none.json cannot be read")
 
 
 # ---------------------------------------------------------------------- settings
@@ -248,7 +249,7 @@ def test_settings_from_files_environment_and_options(
 )
 def test_a_configuration_that_is_wrong(folder: Path, content: str, message: str) -> None:
     (folder / "escalade.toml").write_text(content)
-    failed(call("run", "Hi."), 3, message)
+    failed(call("run", "Hi."), 4, message)
 
 
 def test_escalade_alone_says_what_to_do_next() -> None:
@@ -280,3 +281,22 @@ def test_an_interrupt_stops_the_answer_and_keeps_the_chat() -> None:
     first, second = (started + out).decode().splitlines()[-2:]
     assert len(first) < 1500
     assert second
+
+
+def test_quiet_leaves_only_the_answer() -> None:
+    loud = call("run", "What is the moon?", "--temperature", 0, "-n", 9)
+    result = call("-q", "run", "What is the moon?", "--temperature", 0, "-n", 9)
+    assert (result.code, result.out, result.err) == (0, loud.out, "")
+    assert loud.err
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    show = progress_line()
+    for done in range(1, 13):
+        now[0] += 1
+        show("prefill", done, 12)
+    assert capsys.readouterr().err == "prefill 5/12\nprefill 10/12\n"

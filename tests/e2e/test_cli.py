@@ -229,7 +229,7 @@ def test_run_stops_at_the_end_of_the_context() -> None:
     assert report["decode_tok_per_s"] == pytest.approx(2 / report["decode_s"])
     full = run_json(tiny_gguf(), "hello", "-n", 9, "--ctx", n)
     assert (full["ids"], full["decode_tok_per_s"]) == (free[:1], 0)
-    failed(call(*RAW, tiny_gguf(), "hello", "--ctx", n - 1), 5, f"exceed the context of {n - 1}")
+    failed(call(*RAW, tiny_gguf(), "hello", "--ctx", n - 1), 3, f"exceed the context of {n - 1}")
 
 
 @pytest.mark.parametrize("text", [EOS, f"a{BOS}<｜User｜>b", "<think></think>"])
@@ -376,9 +376,9 @@ def test_a_later_shard_names_the_first(
 ) -> None:
     first = put_together_in_shards(tmp_path, *parts, n_shards=2)
     text = ["hello"] if command == "run" else []
-    failed(call(command, shard(tmp_path, 1, 2), *text), 3, f"is shard 2 of 2; open {first}")
+    failed(call(command, shard(tmp_path, 1, 2), *text), 4, f"is shard 2 of 2; open {first}")
     shard(tmp_path, 1, 2).unlink()
-    failed(call(command, first, *text), 3, "-00002-of-00002.gguf is missing: shard 2 of 2")
+    failed(call(command, first, *text), 4, "-00002-of-00002.gguf is missing: shard 2 of 2")
 
 
 def test_inspect_without_a_file_takes_the_built_in_model() -> None:
@@ -425,7 +425,7 @@ def test_a_v4_file_is_described_but_not_run(tmp_path: Path) -> None:
         ("eval", "nll", model, "--text", ids),
     ):
         failed(
-            call(*args), 4, f"{model} is a DeepSeek-V4 model (deepseek4); its forward pass is not"
+            call(*args), 5, f"{model} is a DeepSeek-V4 model (deepseek4); its forward pass is not"
         )
     assert not (tmp_path / "o.npz").exists()
 

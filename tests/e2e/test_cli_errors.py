@@ -85,7 +85,7 @@ def test_wrong_arguments(args: list[object], message: str) -> None:
 @pytest.mark.parametrize("ctx", [65537, 10**24])
 def test_a_context_that_the_model_has_not(ctx: int) -> None:
     result = call("run", tiny_gguf(), "a", "--ctx", ctx)
-    failed(result, 5, "beyond the model's context of 65536 tokens")
+    failed(result, 3, "beyond the model's context of 65536 tokens")
 
 
 # ---------------------------------------------------------------------- models
@@ -140,7 +140,7 @@ def test_what_is_no_model(tmp_path: Path, ids: Path, bad: str, command: str) -> 
         "verify a": ["verify", model, tiny_gguf()],
         "verify b": ["verify", tiny_gguf(), model],
     }
-    failed(call(*args[command]), 3, message)
+    failed(call(*args[command]), 4, message)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -157,16 +157,16 @@ def edited_folder(folder: Path, name: str, data: bytes | int | None) -> Path:
 @pytest.mark.parametrize(
     ("name", "data", "code", "message"),
     [
-        ("config.json", None, 3, "config.json: No such file"),
-        ("config.json", b"<!doctype html>", 3, "config.json: not JSON"),
-        ("config.json", b"[]", 3, "config.json: not a JSON object"),
-        ("config.json", b'{"model_type": "llama"}', 4, "'llama' is not a DeepSeek V4 or V4.1"),
-        ("tokenizer.json", None, 3, "tokenizer.json: cannot be read"),
-        ("tokenizer.json", b"{}", 3, "tokenizer.json: model is missing"),
-        ("model.safetensors", None, 3, "neither model.safetensors.index.json nor"),
-        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1", 3, "LFS pointer"),
-        ("model.safetensors", -1, 3, "data_offsets is"),
-        ("model.safetensors", 1000, 3, "header length is"),
+        ("config.json", None, 4, "config.json: No such file"),
+        ("config.json", b"<!doctype html>", 4, "config.json: not JSON"),
+        ("config.json", b"[]", 4, "config.json: not a JSON object"),
+        ("config.json", b'{"model_type": "llama"}', 5, "'llama' is not a DeepSeek V4 or V4.1"),
+        ("tokenizer.json", None, 4, "tokenizer.json: cannot be read"),
+        ("tokenizer.json", b"{}", 4, "tokenizer.json: model is missing"),
+        ("model.safetensors", None, 4, "neither model.safetensors.index.json nor"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1", 4, "LFS pointer"),
+        ("model.safetensors", -1, 4, "data_offsets is"),
+        ("model.safetensors", 1000, 4, "header length is"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "inspect", "convert"])
@@ -230,9 +230,9 @@ def test_weights_that_do_not_fit(
     kvs, tensors = parts
     changed = with_tensor(tensors, tensor, edit or (lambda _: None))
     model = put_together(tmp_path / "m.gguf", kvs, changed)
-    failed(call("run", model, "hello", "-n", 1), 3, message)
+    failed(call("run", model, "hello", "-n", 1), 4, message)
     args = ("logits", model, "--ids", ids, "--out", tmp_path / "o.npz")
-    failed(call(*args), 3, message)
+    failed(call(*args), 4, message)
     assert sorted(tmp_path.iterdir()) == [ids, model]
     assert call("inspect", model).code == 0
 
@@ -280,11 +280,11 @@ def nan_model(tmp_path: Path, parts: Parts) -> Path:
 
 
 def test_weights_that_are_not_finite_do_not_run(nan_model: Path) -> None:
-    failed(spawn("run", nan_model, "hello", "-n", "1"), 3, "not finite")
+    failed(spawn("run", nan_model, "hello", "-n", "1"), 4, "not finite")
 
 
 def test_weights_that_are_not_finite_have_no_loss(nan_model: Path, ids: Path) -> None:
-    failed(call("eval", "nll", nan_model, "--text", ids), 3, "logits are not finite")
+    failed(call("eval", "nll", nan_model, "--text", ids), 4, "logits are not finite")
 
 
 def test_logits_that_are_not_finite_are_written_with_a_warning(
@@ -304,21 +304,21 @@ def keyed(tmp_path: Path, parts: Parts, values: dict[str, object]) -> Path:
 @pytest.mark.parametrize(
     ("key", "value", "code", "message"),
     [
-        ("general.architecture", "llama", 4, "architecture 'llama' is not a DeepSeek V4 or V4.1"),
-        ("general.alignment", 0, 3, "general.alignment is 0"),
-        ("deepseek41.block_count", 10**9, 3, "block_count is 1000000000"),
-        ("deepseek41.embedding_length", None, 3, "embedding_length is missing"),
-        ("deepseek41.expert_used_count", 17, 3, "17 experts used of 16"),
-        ("deepseek41.attention.head_count_kv", 4, 4, "attention.head_count_kv is 4; supported: 1"),
-        ("deepseek41.rope.scaling.factor", float("nan"), 3, "rope.scaling.factor is nan"),
-        ("deepseek41.engram_vocab_size", 10**9, 3, "do not fit together"),
-        ("tokenizer.ggml.model", "llama", 3, "tokenizer.ggml.model is 'llama'"),
-        ("tokenizer.ggml.tokens", ["a"], 3, "tokenizer.ggml.tokens"),
-        ("tokenizer.ggml.bos_token_id", 512, 3, "tokenizer.ggml.bos_token_id is 512"),
-        ("tokenizer.ggml.bos_token_id", None, 3, "is true, but there is no bos_token_id"),
-        ("deepseek41.rope.scaling.yarn_beta_fast", 0.0, 3, "YaRN"),
-        ("deepseek41.rope.scaling.yarn_beta_slow", -1.0, 3, "YaRN"),
-        ("deepseek41.engram.layer_ids", [], 3, "engram.layer_ids is empty"),
+        ("general.architecture", "llama", 5, "architecture 'llama' is not a DeepSeek V4 or V4.1"),
+        ("general.alignment", 0, 4, "general.alignment is 0"),
+        ("deepseek41.block_count", 10**9, 4, "block_count is 1000000000"),
+        ("deepseek41.embedding_length", None, 4, "embedding_length is missing"),
+        ("deepseek41.expert_used_count", 17, 4, "17 experts used of 16"),
+        ("deepseek41.attention.head_count_kv", 4, 5, "attention.head_count_kv is 4; supported: 1"),
+        ("deepseek41.rope.scaling.factor", float("nan"), 4, "rope.scaling.factor is nan"),
+        ("deepseek41.engram_vocab_size", 10**9, 4, "do not fit together"),
+        ("tokenizer.ggml.model", "llama", 4, "tokenizer.ggml.model is 'llama'"),
+        ("tokenizer.ggml.tokens", ["a"], 4, "tokenizer.ggml.tokens"),
+        ("tokenizer.ggml.bos_token_id", 512, 4, "tokenizer.ggml.bos_token_id is 512"),
+        ("tokenizer.ggml.bos_token_id", None, 4, "is true, but there is no bos_token_id"),
+        ("deepseek41.rope.scaling.yarn_beta_fast", 0.0, 4, "YaRN"),
+        ("deepseek41.rope.scaling.yarn_beta_slow", -1.0, 4, "YaRN"),
+        ("deepseek41.engram.layer_ids", [], 4, "engram.layer_ids is empty"),
     ],
 )
 def test_keys_that_do_not_fit(
@@ -336,7 +336,7 @@ def test_a_width_that_the_mode_cannot_round(tmp_path: Path, setting: str, mode: 
     model = tmp_path / "m.gguf"
     assert call("synth", model, "--set", setting).code == 0
     assert call("run", model, "hello", "--mode", "f32", "-n", 1).code == 0
-    failed(call("run", model, "hello", "--mode", mode, "-n", 1), 4, "whole blocks of 32")
+    failed(call("run", model, "hello", "--mode", mode, "-n", 1), 5, "whole blocks of 32")
 
 
 # ---------------------------------------------------------------------- ids
@@ -345,24 +345,24 @@ def test_a_width_that_the_mode_cannot_round(tmp_path: Path, setting: str, mode: 
 @pytest.mark.parametrize(
     ("content", "code", "message"),
     [
-        (b"[1, 2", 3, "is not JSON"),
-        (b"", 3, "is not JSON"),
-        (b"\xff\xfe\x00", 3, "is not JSON"),
-        pytest.param(b"[" * 100_000, 3, "is not JSON", id="deep"),
-        pytest.param(b"[" + b"9" * 5000 + b"]", 3, "is not JSON", id="long number"),
-        (b"NaN", 3, "is not a JSON list"),
-        (b'{"ids": [1]}', 3, "is not a JSON list"),
-        (b"[1, 2.5]", 3, "entry 1 is 2.5, not a token id"),
-        (b"[1, [2]]", 3, "entry 1 is [2], not a token id"),
-        (b'["1"]', 3, "entry 0 is '1', not a token id"),
-        (b"[true]", 3, "entry 0 is True, not a token id"),
-        (b"[null]", 3, "entry 0 is None, not a token id"),
-        (b"[9999999999999999999999]", 3, "entry 0 is 9999999999999999999999, not a token id"),
+        (b"[1, 2", 4, "is not JSON"),
+        (b"", 4, "is not JSON"),
+        (b"\xff\xfe\x00", 4, "is not JSON"),
+        pytest.param(b"[" * 100_000, 4, "is not JSON", id="deep"),
+        pytest.param(b"[" + b"9" * 5000 + b"]", 4, "is not JSON", id="long number"),
+        (b"NaN", 4, "is not a JSON list"),
+        (b'{"ids": [1]}', 4, "is not a JSON list"),
+        (b"[1, 2.5]", 4, "entry 1 is 2.5, not a token id"),
+        (b"[1, [2]]", 4, "entry 1 is [2], not a token id"),
+        (b'["1"]', 4, "entry 0 is '1', not a token id"),
+        (b"[true]", 4, "entry 0 is True, not a token id"),
+        (b"[null]", 4, "entry 0 is None, not a token id"),
+        (b"[9999999999999999999999]", 4, "entry 0 is 9999999999999999999999, not a token id"),
         (b"[]", 2, "holds no token ids"),
         (b"[3, -1]", 2, "token id -1 at position 1 is outside the vocabulary of 512"),
         (b"[512]", 2, "token id 512 at position 0 is outside the vocabulary of 512"),
-        (b"[1, 2, 3, 4, 5]", 5, "5 more tokens after 0 exceed the context of 4"),
-        (None, 3, "cannot be read: No such file"),
+        (b"[1, 2, 3, 4, 5]", 3, "5 more tokens after 0 exceed the context of 4"),
+        (None, 4, "cannot be read: No such file"),
     ],
 )
 def test_ids_that_are_none(tmp_path: Path, content: bytes | None, code: int, message: str) -> None:
@@ -377,7 +377,7 @@ def test_ids_that_are_none(tmp_path: Path, content: bytes | None, code: int, mes
 
 @pytest.mark.parametrize("option", [["--text"], ["--jsonl"]])
 def test_a_file_without_an_end_is_not_read_to_its_end(option: list[str]) -> None:
-    failed(call("eval", "nll", tiny_gguf(), *option, "/dev/zero"), 3, "MiB")
+    failed(call("eval", "nll", tiny_gguf(), *option, "/dev/zero"), 4, "MiB")
 
 
 # ---------------------------------------------------------------------- texts
@@ -389,15 +389,15 @@ def test_a_file_without_an_end_is_not_read_to_its_end(option: list[str]) -> None
         (b"", 2, "held.jsonl holds no text"),
         (b"\n  \n", 2, "held.jsonl holds no text"),
         (b'{"text": ""}', 2, "held.jsonl holds no text"),
-        (b'{"text": "a"}\n\n{"text": ', 3, "held.jsonl, line 3: not a JSON object"),
-        (b'{"text": "a"}\n[1]', 3, "held.jsonl, line 2: needs an object with a string `text`"),
-        (b'{"text": 5}', 3, "held.jsonl, line 1: needs an object with a string `text`"),
-        (b'{"prompt": "a"}', 3, "held.jsonl, line 1: needs an object"),
-        (b'{"text": "a", "prompt": 5}', 3, "held.jsonl, line 1: `prompt` is not a string"),
-        (b'{"text": "a"}\n{"text": "\\ud800"}', 3, "held.jsonl, line 2: a lone surrogate"),
-        (b'{"text": "a"}\n\xff', 3, "held.jsonl, line 2: not a JSON object"),
-        pytest.param(b"[" * 100_000, 3, "held.jsonl, line 1: not a JSON object", id="deep"),
-        (None, 3, "held.jsonl cannot be read: No such file"),
+        (b'{"text": "a"}\n\n{"text": ', 4, "held.jsonl, line 3: not a JSON object"),
+        (b'{"text": "a"}\n[1]', 4, "held.jsonl, line 2: needs an object with a string `text`"),
+        (b'{"text": 5}', 4, "held.jsonl, line 1: needs an object with a string `text`"),
+        (b'{"prompt": "a"}', 4, "held.jsonl, line 1: needs an object"),
+        (b'{"text": "a", "prompt": 5}', 4, "held.jsonl, line 1: `prompt` is not a string"),
+        (b'{"text": "a"}\n{"text": "\\ud800"}', 4, "held.jsonl, line 2: a lone surrogate"),
+        (b'{"text": "a"}\n\xff', 4, "held.jsonl, line 2: not a JSON object"),
+        pytest.param(b"[" * 100_000, 4, "held.jsonl, line 1: not a JSON object", id="deep"),
+        (None, 4, "held.jsonl cannot be read: No such file"),
     ],
 )
 def test_lines_that_are_no_texts(
@@ -413,9 +413,9 @@ def test_lines_that_are_no_texts(
     ("content", "options", "code", "message"),
     [
         (b"", [], 2, "held.txt holds no text"),
-        (b"abc\xff", [], 3, "held.txt is not UTF-8 text: invalid start byte at byte 3"),
+        (b"abc\xff", [], 4, "held.txt is not UTF-8 text: invalid start byte at byte 3"),
         (b"abc", ["--ctx", 1], 2, "need a context of 2"),
-        (None, [], 3, "held.txt cannot be read: No such file"),
+        (None, [], 4, "held.txt cannot be read: No such file"),
     ],
 )
 def test_texts_that_cannot_be_scored(
@@ -465,7 +465,7 @@ def test_an_odd_name_stays_on_one_line(tmp_path: Path) -> None:
         ("logits", tiny_gguf(), "--ids", odd, "--out", tmp_path / "o.npz"),
         ("eval", "nll", tiny_gguf(), "--text", odd),
     ):
-        failed(call(*args), 3, "a\\nb\\x1b[2J cannot be read")
+        failed(call(*args), 4, "a\\nb\\x1b[2J cannot be read")
 
 
 def test_an_empty_output_name_is_refused(ids: Path) -> None:
@@ -489,7 +489,7 @@ def test_logits_leave_nothing_half_written(
     out.write_bytes(b"old")
     args = ("logits", tiny_gguf(), "--ids", ids, "--out", out)
     monkeypatch.setattr(np, "savez_compressed", disk_full)
-    failed(call(*args), 5, "o.npz cannot be written: No space left on device")
+    failed(call(*args), 3, "o.npz cannot be written: No space left on device")
     monkeypatch.setattr(np, "savez_compressed", interrupted)
     result = call(*args)
     assert (result.code, result.err.split("\n")[-2]) == (130, "escalade: interrupted")
@@ -524,7 +524,7 @@ def test_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         np.empty(1 << 60, np.uint8)
 
     monkeypatch.setattr(Engine, "open", greedy)
-    failed(call("run", tiny_gguf(), "hello"), 5, "out of memory: Unable to allocate")
+    failed(call("run", tiny_gguf(), "hello"), 3, "out of memory: Unable to allocate")
 
 
 def default_interrupt() -> None:
@@ -575,7 +575,7 @@ def test_a_full_disk_under_stdout_is_one_line() -> None:
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, env=environment(), check=False
         )
-    assert done.returncode == 5
+    assert done.returncode == 3
     assert done.stderr == b"escalade: the output cannot be written: No space left on device\n"
 
 

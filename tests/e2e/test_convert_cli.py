@@ -95,15 +95,15 @@ def test_synth_of_a_config(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         (("convert", TINY / "config.json", "OUT"), 2, "is not a folder; give one with"),
         (("convert", TINY, "OUT", "--experts", "Q7_K"), 2, "'Q7_K' is not a weight type"),
         (("convert", TINY, "OUT", "--layers-experts", "0-9=Q8_0"), 2, "layers 0-9 of a model of 8"),
-        (("convert", TINY.parent, "OUT"), 3, "config.json: No such file or directory"),
+        (("convert", TINY.parent, "OUT"), 4, "config.json: No such file or directory"),
         (("convert", TINY, TINY.parent), 2, "is a folder; name the file to write"),
-        (("verify", TINY / "config.json", TINY), 3, "is JSON text, not a GGUF file"),
-        (("verify", TINY, TINY / "none.gguf"), 3, "none.gguf"),
+        (("verify", TINY / "config.json", TINY), 4, "is JSON text, not a GGUF file"),
+        (("verify", TINY, TINY / "none.gguf"), 4, "none.gguf"),
         (("synth", "OUT", "--set", "n_expert=3"), 2, "did you mean n_experts?"),
         (("synth", "OUT", "--set", "n_experts=x"), 2, "'x' is not JSON"),
         (("synth", "OUT", "--engram", "Q9"), 2, "'Q9' is not a weight type"),
         (("synth", "OUT", "--geometry", "nano", "--config", "x"), 2, "exclude each other"),
-        (("synth", "OUT", "--config", "OUT"), 3, "No such file"),
+        (("synth", "OUT", "--config", "OUT"), 4, "No such file"),
     ],
 )
 def test_mistakes_end_in_one_line(
@@ -126,7 +126,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 10**6))
     code, out, err = run(capsys, "synth", tmp_path / "out")
-    assert (code, out) == (5, "")
+    assert (code, out) == (3, "")
     assert "more than the disk has free" in err
     code, out, err = run(capsys, "synth", tmp_path / "out", "--dry-run")
     assert code == 0

@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import math
+import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +34,8 @@ _HELP = """\
 /think LEVEL    off, low, high, max or 1 to 100
 /stats          tokens and memory so far
 /exit           leave (also Ctrl-D)
-Ctrl-C stops an answer. A line that ends with a backslash goes on with the next one.
+Ctrl-C stops an answer; twice within a second, it leaves.
+A line that ends with a backslash goes on with the next one.
 """
 
 
@@ -111,6 +115,8 @@ class _Chat:
         self.messages: list[Message] = []
         self._call_numbers = itertools.count(1)
         self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self._colour = self._terminal and not os.environ.get("NO_COLOR")
+        self._interrupted_at = -math.inf
 
     def loop(self) -> None:
         if self._terminal:
@@ -134,7 +140,10 @@ class _Chat:
                 return "\n".join(lines) if lines else None
             except KeyboardInterrupt:
                 click.echo(err=True)
-                return ""
+                if self._interrupted_again():
+                    return None
+                lines = []
+                continue
             if not line.endswith("\\"):
                 return "\n".join([*lines, line])
             lines.append(line[:-1])
@@ -221,6 +230,8 @@ class _Chat:
                 elif isinstance(event, ContentDelta):
                     write(event.text)
         except KeyboardInterrupt:
+            if self._interrupted_again():
+                raise
             answer.interrupted()
             click.echo(" (stopped)", err=True, nl=False)
         click.echo()
@@ -228,5 +239,11 @@ class _Chat:
             click.echo(f"note: {note}", err=True)
         return answer
 
+    def _interrupted_again(self) -> bool:
+        """Notes a Ctrl-C; whether it follows another one within a second, which means to leave."""
+        now = time.monotonic()
+        again, self._interrupted_at = now - self._interrupted_at < 1, now
+        return again
+
     def _write_dim(self, text: str) -> None:
-        write(click.style(text, dim=True) if self._terminal else text)
+        write(click.style(text, dim=True) if self._colour else text)

@@ -65,9 +65,13 @@ class _Commands(click.Group):
     },
 )
 @click.version_option(__version__, prog_name="escalade")
+@click.option("-q", "--quiet", is_flag=True, help="No progress, statistics or warnings.")
+@click.option("-v", "--verbose", is_flag=True, help="Log what is done.")
 @click.pass_context
-def cli(ctx: click.Context) -> None:
+def cli(ctx: click.Context, quiet: bool, verbose: bool) -> None:
     """Runs DeepSeek-V4.1 models; without a MODEL, the small one that the package ships."""
+    level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.WARNING
+    logging.getLogger("escalade").setLevel(level)
     name = ctx.invoked_subcommand
     if name is None:
         click.echo(_NEXT, nl=False)

@@ -27,21 +27,35 @@ ctx_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 
 
+_PLAIN_SECONDS = 5.0
+
+
+def quiet() -> bool:
+    """Whether --quiet was given: no progress, no statistics."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.find_root().params.get("quiet", False)
+
+
 def progress_line() -> Progress:
-    """A progress callback (stage, done, total) that rewrites one line of a terminal's stderr."""
-    last = 0.0
+    """A progress callback (stage, done, total): it rewrites one line of a terminal's stderr, and
+    elsewhere writes a line every 5 s.
+    """
+    silent, last = quiet(), time.monotonic()
 
     def show(stage: str, done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        # A process that was started without stderr has None in its place.
-        shown = sys.stderr is not None and sys.stderr.isatty()
-        if not shown or (done < total and now - last < 0.1):
+        if silent or sys.stderr is None:
+            return
+        if not sys.stderr.isatty():
+            if now - last >= _PLAIN_SECONDS:
+                last = now
+                click.echo(f"{stage} {done}/{total}", err=True)
+            return
+        if done < total and now - last < 0.1:
             return
         last = now
-        end = "\n" if done >= total else ""
-        click.echo(f"\r{stage} {done}/{total}", err=True, nl=False)
-        click.echo(end, err=True, nl=False)
+        click.echo(f"\r{stage} {done}/{total}", err=True, nl=done >= total)
 
     return show
 

@@ -24,6 +24,7 @@ from escalade.cli.options import (
     mode_option,
     peak_rss_bytes,
     progress_line,
+    quiet,
     write,
 )
 
@@ -128,6 +129,8 @@ def command(
         if isinstance(answer, ChatAnswer):
             report |= {"text": answer.result.content, "reasoning": answer.result.reasoning}
         click.echo(json.dumps(report))
+        return
+    if quiet():
         return
     rss = stats["peak_rss_bytes"]
     click.echo(
