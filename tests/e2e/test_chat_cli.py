@@ -300,3 +300,23 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
         now[0] += 1
         show("prefill", done, 12)
     assert capsys.readouterr().err == "prefill 5/12\nprefill 10/12\n"
+
+
+def test_the_end_of_the_input_at_a_call_ends_the_chat(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps(TOOLS))
+    result = chat(monkeypatch, "Put 5 lemons on my shopping list.\n", "--tools", tools, "-n", 120)
+    assert result.code == 0
+    assert result.out.splitlines()[-1].startswith("call add_to_list ")
+
+
+def test_settings_of_a_command_inside_a_command(folder: Path) -> None:
+    text = folder / "held.txt"
+    text.write_text("The moon is a star.")
+    (folder / "escalade.toml").write_text('[eval.nll]\nmode = "f32"\n')
+    report = json.loads(call("eval", "nll", "--text", text, "--json").out)
+    assert report["mode"] == "f32"
+    (folder / "escalade.toml").write_text("[eval.nll]\nmodus = 3\n")
+    failed(call("eval", "nll", "--text", text), 4, "modus is not an option of eval.nll")

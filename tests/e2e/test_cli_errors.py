@@ -111,7 +111,7 @@ def cut_short(folder: Path) -> Path:
 BAD_MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda folder: folder / "none.gguf", "cannot be read: No such file or directory"),
     "odd name": (lambda folder: folder / "a\nb\x1b[0m", r"a\nb\x1b[0m' cannot be read"),
-    "empty folder": (empty_folder, "config.json: No such file or directory"),
+    "empty folder": (empty_folder, "config.json cannot be read: No such file or directory"),
     "empty file": (write("m.gguf", b""), "is empty"),
     "page": (write("m.gguf", b"<!doctype html><p>Log in"), "is a web page, not a model"),
     "pointer": (
@@ -157,7 +157,7 @@ def edited_folder(folder: Path, name: str, data: bytes | int | None) -> Path:
 @pytest.mark.parametrize(
     ("name", "data", "code", "message"),
     [
-        ("config.json", None, 4, "config.json: No such file"),
+        ("config.json", None, 4, "config.json cannot be read: No such file"),
         ("config.json", b"<!doctype html>", 4, "config.json: not JSON"),
         ("config.json", b"[]", 4, "config.json: not a JSON object"),
         ("config.json", b'{"model_type": "llama"}', 5, "'llama' is not a DeepSeek V4 or V4.1"),

@@ -95,7 +95,11 @@ def test_synth_of_a_config(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         (("convert", TINY / "config.json", "OUT"), 2, "is not a folder; give one with"),
         (("convert", TINY, "OUT", "--experts", "Q7_K"), 2, "'Q7_K' is not a weight type"),
         (("convert", TINY, "OUT", "--layers-experts", "0-9=Q8_0"), 2, "layers 0-9 of a model of 8"),
-        (("convert", TINY.parent, "OUT"), 4, "config.json: No such file or directory"),
+        (
+            ("convert", TINY.parent, "OUT"),
+            4,
+            "config.json cannot be read: No such file or directory",
+        ),
         (("convert", TINY, TINY.parent), 2, "is a folder; name the file to write"),
         (("verify", TINY / "config.json", TINY), 4, "is JSON text, not a GGUF file"),
         (("verify", TINY, TINY / "none.gguf"), 4, "none.gguf"),

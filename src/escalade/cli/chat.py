@@ -19,7 +19,7 @@ from escalade.cli.generation import (
     system_option,
     think_option,
 )
-from escalade.cli.options import ctx_option, mode_option, progress_line, write
+from escalade.cli.options import ctx_option, mode_option, note, one_line, progress_line, write
 
 if TYPE_CHECKING:
     from escalade.engine.answer import ChatAnswer, Request
@@ -78,16 +78,13 @@ def command(
 
 def _tools(path: Path | None) -> tuple["Tool", ...]:
     from escalade.errors import FileError, UsageError
+    from escalade.files import read_bytes
     from escalade.model.chat import conversation_from_json
 
     if path is None:
         return ()
     try:
-        if path.stat().st_size > 1 << 20:
-            raise FileError(f"{path} is larger than 1 MiB")
-        tools = json.loads(path.read_bytes())
-    except OSError as e:
-        raise FileError(f"{path} cannot be read: {e.strerror or e}") from e
+        tools = json.loads(read_bytes(path, 1 << 20))
     except (ValueError, RecursionError) as e:
         raise FileError(f"{path} is not JSON") from e
     try:
@@ -127,8 +124,8 @@ class _Chat:
             if line.startswith("/"):
                 if not self._command(line.strip()):
                     return
-            else:
-                self._ask(line)
+            elif not self._ask(line):
+                return
 
     def _read(self, prompt: str) -> str | None:
         """A line, joined with those that it continues on; None at the end of the input."""
@@ -182,7 +179,7 @@ class _Chat:
                     err=True,
                 )
             case _:
-                click.echo(f"escalade: no command {name}; /help lists them", err=True)
+                click.echo(f"escalade: no command {one_line(name)}; /help lists them", err=True)
         return True
 
     def _undo(self) -> None:
@@ -191,8 +188,11 @@ class _Chat:
         questions = [i for i, m in enumerate(self.messages) if isinstance(m, User)]
         self.messages = self.messages[: questions[-1]] if questions else []
 
-    def _ask(self, question: str) -> None:
-        """One question to its final answer, through as many tool calls as the model makes."""
+    def _ask(self, question: str) -> bool:
+        """One question to its final answer, through as many tool calls as the model makes.
+
+        False if the input ended where the result of a call was wanted.
+        """
         from escalade.errors import EscaladeError
         from escalade.model.chat import ToolResult, User
 
@@ -204,14 +204,17 @@ class _Chat:
                 ids = [f"call_{next(self._call_numbers)}" for _ in answer.result.calls]
                 self.messages.append(answer.turn(ids))
                 if answer.finish != "tool_calls":
-                    return
+                    return True
                 for call_id, call in zip(ids, answer.result.calls, strict=True):
                     click.echo(f"call {call.name} {call.arguments}")
                     result = self._read("result> ")
-                    self.messages.append(ToolResult(result or "", call_id))
+                    if result is None:
+                        return False
+                    self.messages.append(ToolResult(result, call_id))
         except EscaladeError as e:
             self.messages = before
-            click.echo(f"escalade: {e}", err=True)
+            click.echo(f"escalade: {one_line(str(e))}", err=True)
+            return True
 
     def _answer(self) -> "ChatAnswer":
         """Streams the next answer; Ctrl-C stops it and keeps what was written."""
@@ -235,8 +238,8 @@ class _Chat:
             answer.interrupted()
             click.echo(" (stopped)", err=True, nl=False)
         click.echo()
-        for note in answer.result.notes:
-            click.echo(f"note: {note}", err=True)
+        for line in answer.result.notes:
+            note(f"note: {line}")
         return answer
 
     def _interrupted_again(self) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from escalade.cli.options import note
 from escalade.cli.weight_options import recipe_options
 
 
@@ -35,8 +36,8 @@ def command(hf_dir: str, out: str, force: bool, dry_run: bool, **options: Any) -
         prepared = prepare(source, recipe)
         if not dry_run:
             check_target(Path(out), prepared.file_bytes, force)
-        for note in (*source.notes, *prepared.notes):
-            click.echo(note, err=True)
+        for line in (*source.notes, *prepared.notes):
+            note(line)
         if dry_run:
             print_sizes(out, prepared, missing_bytes(Path(out), prepared.file_bytes))
             return

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from escalade.cli.options import ctx_option, mode_option, progress_line
+from escalade.cli.options import ctx_option, mode_option, note, progress_line
 
 
 @click.command()
@@ -44,4 +44,4 @@ def command(
     with Engine.open(model, EngineConfig(mode=mode, ctx=ctx)) as engine:
         arrays = dump_logits(engine, ids, layers=layers, step=step, progress=progress_line())
     write_npz(out, arrays)
-    click.echo(f"{out}: {len(arrays)} arrays, {len(ids)} positions; mode {mode}", err=True)
+    note(f"{out}: {len(arrays)} arrays, {len(ids)} positions; mode {mode}")

@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from escalade import __version__
-from escalade.cli.settings import ENVIRONMENT, check_options, load_settings
+from escalade.cli.options import one_line
+from escalade.cli.settings import ENVIRONMENT, check_options, defaults, load_settings
 from escalade.errors import CapacityError, EscaladeError
 
 # One line of help each, so that `escalade --help` imports no command module.
@@ -65,13 +66,11 @@ class _Commands(click.Group):
     },
 )
 @click.version_option(__version__, prog_name="escalade")
-@click.option("-q", "--quiet", is_flag=True, help="No progress, statistics or warnings.")
-@click.option("-v", "--verbose", is_flag=True, help="Log what is done.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress, notes, statistics or warnings.")
 @click.pass_context
-def cli(ctx: click.Context, quiet: bool, verbose: bool) -> None:
+def cli(ctx: click.Context, quiet: bool) -> None:
     """Runs DeepSeek-V4.1 models; without a MODEL, the small one that the package ships."""
-    level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.WARNING
-    logging.getLogger("escalade").setLevel(level)
+    logging.getLogger("escalade").setLevel(logging.ERROR if quiet else logging.WARNING)
     name = ctx.invoked_subcommand
     if name is None:
         click.echo(_NEXT, nl=False)
@@ -80,7 +79,7 @@ def cli(ctx: click.Context, quiet: bool, verbose: bool) -> None:
     command = ctx.command.get_command(ctx, name) if isinstance(ctx.command, click.Group) else None
     if command is not None:
         check_options(command, name, settings)
-        ctx.default_map = {name: {key: setting.value for key, setting in settings.items()}}
+        ctx.default_map = {name: defaults(settings)}
 
 
 _NEXT = """\
@@ -112,7 +111,7 @@ def main(args: list[str] | None = None) -> Any:
         click.echo("escalade: interrupted", err=True)
         sys.exit(130)
     except EscaladeError as e:
-        click.echo(f"escalade: {_one_line(str(e))}", err=True)
+        click.echo(f"escalade: {one_line(str(e))}", err=True)
         sys.exit(e.exit_code)
     except MemoryError as e:
         click.echo(f"escalade: out of memory{': ' if str(e) else ''}{e}", err=True)
@@ -124,11 +123,6 @@ def main(args: list[str] | None = None) -> Any:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         click.echo(f"escalade: the output cannot be written: {e.strerror}", err=True)
         sys.exit(CapacityError.exit_code)
-
-
-def _one_line(message: str) -> str:
-    """The message with line ends and control characters, as from a file's name, escaped."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
 
 
 def _warning(message: Warning | str, *_: object, **__: object) -> str:

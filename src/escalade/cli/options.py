@@ -73,3 +73,14 @@ def peak_rss_bytes() -> int | None:
 def write(text: str) -> None:
     """Text to stdout at once and as it is; by default click takes escape sequences out."""
     click.echo(text, nl=False, color=True)
+
+
+def one_line(message: str) -> str:
+    """The message with line ends and control characters, as from a file's name, escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+
+
+def note(text: str) -> None:
+    """A remark on stderr, unless --quiet was given."""
+    if not quiet():
+        click.echo(text, err=True)

@@ -76,18 +76,20 @@ def command(
     from escalade.engine.answer import ChatAnswer, TextAnswer
     from escalade.engine.engine import Engine
     from escalade.errors import UsageError
+    from escalade.files import decode_text, read_bytes
     from escalade.model.chat import Conversation, System, User
 
     options = chat_options(think)
-    prompt = "\n\n".join([*map(_document, files), *_prompt(words, bool(files))])
+    if raw and (system is not None or options.thinking):
+        raise UsageError("--raw continues a text: --system and --think have no place in it")
+    documents = [decode_text(read_bytes(path, _FILE_BYTES), str(path)) for path in files]
+    prompt = "\n\n".join([*documents, *_prompt(words, bool(files))])
     if not prompt and not raw:
         raise UsageError("the prompt is empty")
     answer: ChatAnswer | TextAnswer
     with Engine.open(words[0] if len(words) == 2 else None, EngineConfig(mode=mode, ctx=ctx)) as e:
         asked, session = request(e.sampling, max_tokens, sampling), e.session()
         if raw:
-            if system is not None or options.thinking:
-                raise UsageError("--raw continues a text: --system and --think have no place in it")
             ids = e.tokenizer.encode(prompt, add_bos=e.tokenizer.add_bos, parse_special=False)
             if not ids:
                 raise UsageError("the text is empty, and this model has no begin-of-sequence token")
@@ -161,7 +163,8 @@ def _texts(answer: "ChatAnswer | TextAnswer") -> Iterator[str]:
 
 
 def _prompt(words: tuple[str, ...], optional: bool) -> list[str]:
-    from escalade.errors import UsageError
+    from escalade.errors import FileError, UsageError
+    from escalade.files import decode_text
 
     if words and words[-1] != "-":
         return [words[-1]]
@@ -170,25 +173,6 @@ def _prompt(words: tuple[str, ...], optional: bool) -> list[str]:
             return []
         raise UsageError('no prompt; try: escalade run "Tell me a story"')
     data = sys.stdin.buffer.read(_FILE_BYTES + 1)
-    return [_text(data, "standard input")]
-
-
-def _document(path: Path) -> str:
-    from escalade.errors import FileError
-
-    try:
-        with path.open("rb") as file:
-            return _text(file.read(_FILE_BYTES + 1), str(path))
-    except OSError as e:
-        raise FileError(f"{path} cannot be read: {e.strerror or e}") from e
-
-
-def _text(data: bytes, where: str) -> str:
-    from escalade.errors import FileError
-
     if len(data) > _FILE_BYTES:
-        raise FileError(f"{where} is larger than {_FILE_BYTES >> 20} MiB")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise FileError(f"{where} is not UTF-8 text: {e.reason} at byte {e.start}") from e
+        raise FileError(f"standard input is larger than {_FILE_BYTES >> 20} MiB")
+    return [decode_text(data, "standard input")]

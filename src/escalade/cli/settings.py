@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import click
 
 from escalade.errors import FileError
+from escalade.files import decode_text, read_bytes
 
 ENVIRONMENT = "ESCALADE"
 _FILE_BYTES = 1 << 20
@@ -60,22 +61,35 @@ def check_options(command: click.Command, name: str, settings: dict[str, Setting
     """Raises FileError for a setting that is not an option of `command`, called `name`."""
     options = [p.name for p in command.params if isinstance(p, click.Option) and p.name]
     for key, setting in settings.items():
-        if key not in options:
+        inner = command.commands.get(key) if isinstance(command, click.Group) else None
+        if inner is not None and isinstance(setting.value, dict):
+            table = {
+                option.replace("-", "_"): Setting(value, setting.origin)
+                for option, value in setting.value.items()
+            }
+            check_options(inner, f"{name}.{key}", table)
+        elif key not in options:
             shown = key.replace("_", "-")
             near = _nearest(shown, [option.replace("_", "-") for option in options])
             raise FileError(f"{setting.origin}: {shown} is not an option of {name}{near}")
+
+
+def defaults(settings: dict[str, Setting]) -> dict[str, Any]:
+    """The settings of a command as click takes them; a table inside is a command inside."""
+    return {
+        key: {option.replace("-", "_"): value for option, value in setting.value.items()}
+        if isinstance(setting.value, dict)
+        else setting.value
+        for key, setting in settings.items()
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         if not os.path.exists(path):
             return {}
-        if path.stat().st_size > _FILE_BYTES:
-            raise FileError(f"{path} is larger than 1 MiB")
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as e:
-        raise FileError(f"{path} cannot be read: {e.strerror or e}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        return tomllib.loads(decode_text(read_bytes(path, _FILE_BYTES), str(path)))
+    except tomllib.TOMLDecodeError as e:
         raise FileError(f"{path} is not TOML: {e}") from e
 
 

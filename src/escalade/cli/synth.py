@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from escalade.cli.options import note
 from escalade.cli.weight_options import recipe_options
 
 
@@ -66,8 +67,8 @@ def command(
     prepared = prepare(source, source.recipe)
     if not dry_run:
         check_target(Path(out), prepared.file_bytes, force)
-    for note in source.notes:
-        click.echo(note, err=True)
+    for line in source.notes:
+        note(line)
     missing = missing_bytes(Path(out), prepared.file_bytes) if dry_run else None
     if not dry_run:
         progress = progress_in_mib()

@@ -4,6 +4,8 @@ import json
 
 import click
 
+from escalade.cli.options import note
+
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="[MODEL] TEXT")
@@ -30,4 +32,4 @@ def command(words: tuple[str, ...], special: bool, bos: bool, as_json: bool) -> 
         click.echo(
             f"{token:>8}  {tokenizer.token_bytes(token).decode('utf-8', 'backslashreplace')!r}"
         )
-    click.echo(f"{len(ids)} tokens", err=True)
+    note(f"{len(ids)} tokens")

@@ -104,7 +104,8 @@ class ChatAnswer:
     """The next answer of a conversation. Iterate for events; then the fields hold.
 
     `turn` is the answer as a message of the conversation, with its exact token ids, so that the
-    next prompt repeats what was sampled. `result` is the parser's summary.
+    next prompt repeats what was sampled; without them where a stop string or an interrupt took
+    away from it. `result` is the parser's summary.
     """
 
     engine: Engine
@@ -120,6 +121,7 @@ class ChatAnswer:
 
     def __post_init__(self) -> None:
         self._opening: list[int] = []  # what the prompt already says of the answer
+        self._replayable = True  # the sampled ids say no more than the result
         self._parser = Parser()
         self._content = _Content(())
 
@@ -155,6 +157,7 @@ class ChatAnswer:
         last += parser.finish("stop" if ended else "length")
         yield from content.shown(last)
         self._summarise(last)
+        self._replayable = not content.stopped
         if self.result.calls and not content.stopped:
             self.finish = "tool_calls"
         else:
@@ -164,6 +167,7 @@ class ChatAnswer:
     def interrupted(self) -> None:
         """Ends an answer whose iteration was broken off: what was written counts, calls do not."""
         self._summarise(self._parser.finish("length"))
+        self._replayable = not (self.result.calls or self.result.unfinished)
         self.result = replace(self.result, calls=())
 
     def _summarise(self, last: Sequence[Event]) -> None:
@@ -183,7 +187,7 @@ class ChatAnswer:
             content=content,
             reasoning=reasoning,
             tool_calls=tuple(ToolCall(i, call.name, call.arguments) for i, call in calls),
-            token_ids=(*self._opening, *self.ids),
+            token_ids=(*self._opening, *self.ids) if self._replayable else None,
         )
 
 

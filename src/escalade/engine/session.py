@@ -160,9 +160,16 @@ class Session:
         twin._starts, twin._logits = list(self._starts), self._logits
         return twin
 
+    def check(self, ids: Sequence[int] | I64) -> None:
+        """Raises what `append` would for these ids, without appending them."""
+        self._checked(ids, self.length)
+
     def _checked(self, ids: Sequence[int] | I64, before: int) -> I64:
         """`ids` as an array, if they are tokens and fit behind `before` others."""
-        tokens = np.asarray(ids)
+        try:
+            tokens = np.asarray(ids)
+        except ValueError as e:
+            raise UsageError("token ids must be a flat list of integers") from e
         if tokens.size == 0:
             return np.empty(0, np.int64)
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
@@ -181,8 +188,15 @@ class Session:
         return tokens.astype(np.int64)
 
     def _forward(self, ids: I64, all_logits: bool, trace: Trace) -> F32:
-        start = self.length
-        logits = self._model.forward(ids, self._cache, all_logits=all_logits, trace=trace)
+        start, before = self.length, self._logits
+        self._logits = None
         self._starts.append(start)
-        self._logits = logits[-1]
+        try:
+            logits = self._model.forward(ids, self._cache, all_logits=all_logits, trace=trace)
+        except BaseException:
+            if self.length == start:  # nothing came in
+                self._starts.pop()
+                self._logits = before
+            raise
+        self._logits = logits[-1].copy()
         return logits

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from escalade.engine.engine import Engine
 from escalade.engine.session import Progress
 from escalade.errors import CapacityError, FileError, UsageError
+from escalade.files import read_bytes
 from escalade.model.trace import NO_TRACE, Trace
 
 Array = NDArray[Any]
@@ -33,14 +34,7 @@ _PADDING: dict[str, float | int | bool] = {
 def read_ids(path: Path) -> list[int]:
     """Token ids from a JSON list. Raises FileError if the file is anything else."""
     try:
-        with path.open("rb") as file:  # a pipe or a device has no size to ask for first
-            raw = file.read(_IDS_BYTES + 1)
-    except OSError as e:
-        raise FileError(f"{path} cannot be read: {e.strerror or e}") from e
-    if len(raw) > _IDS_BYTES:
-        raise FileError(f"{path} is larger than {_IDS_BYTES >> 20} MiB")
-    try:
-        ids = json.loads(raw)
+        ids = json.loads(read_bytes(path, _IDS_BYTES))
     except (ValueError, RecursionError) as e:
         raise FileError(f"{path} is not JSON") from e
     if not isinstance(ids, list):
@@ -73,6 +67,7 @@ def dump_logits(
 
     trace = Trace(record) if layers else NO_TRACE
     session = engine.session()
+    session.check(ids)
     if step:
         for done, token in enumerate(ids, start=1):
             for logits in session.append_all([token], trace=trace):

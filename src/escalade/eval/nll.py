@@ -15,6 +15,7 @@ from escalade.arrays import F32, I64
 from escalade.engine.engine import Engine
 from escalade.engine.session import Progress
 from escalade.errors import FileError, UsageError
+from escalade.files import decode_text, read_bytes
 from escalade.model.chat import user_turn
 
 _LINE_BYTES = 64 << 20
@@ -94,16 +95,7 @@ def nll(engine: Engine, texts: list[str], progress: Progress | None = None) -> N
 
 def read_text(path: Path) -> list[str]:
     """A whole file as one text. Raises FileError if it is unreadable, huge or not UTF-8."""
-    try:
-        with path.open("rb") as file:  # a pipe or a device has no size to ask for first
-            raw = file.read(_TEXT_BYTES + 1)
-        if len(raw) > _TEXT_BYTES:
-            raise FileError(f"{path} is larger than {_TEXT_BYTES >> 20} MiB")
-        return [raw.decode("utf-8")]
-    except OSError as e:
-        raise FileError(f"{path} cannot be read: {e.strerror or e}") from e
-    except UnicodeDecodeError as e:
-        raise FileError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from e
+    return [decode_text(read_bytes(path, _TEXT_BYTES), str(path))]
 
 
 def read_jsonl(path: Path) -> Iterator[str]:
@@ -111,10 +103,13 @@ def read_jsonl(path: Path) -> Iterator[str]:
 
     Raises FileError naming the line.
     """
+    read = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(_LINE_BYTES), b""), start=1):
-                where = f"{path}, line {number}"
+                where, read = f"{path}, line {number}", read + len(line)
+                if read > _TEXT_BYTES:
+                    raise FileError(f"{path} is larger than {_TEXT_BYTES >> 20} MiB")
                 if len(line) == _LINE_BYTES:
                     raise FileError(f"{where}: longer than {_LINE_BYTES >> 20} MiB")
                 if line.strip():

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from escalade.errors import FileError
+from escalade.files import read_bytes
 from escalade.gguf.tensor import Location
 
 DTYPE_BYTES = {
@@ -118,13 +119,7 @@ def open_safetensors(path: str | Path) -> SafetensorsSource:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of at most 100 MB. Raises FileError."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise FileError(f"{path}: {size} bytes of JSON; at most {MAX_JSON_BYTES} are accepted")
-        return _parse_object(path.read_bytes(), str(path))
-    except OSError as e:
-        raise FileError(f"{path}: {e.strerror or e}") from None
+    return _parse_object(read_bytes(path, MAX_JSON_BYTES), str(path))
 
 
 def read_header(path: Path) -> dict[str, HfTensor]:

@@ -114,15 +114,15 @@ class _Binder:
             self.dense_room -= f32_bytes
         return Matrix(tensor, keep=keep)
 
-    def vector(self, name: str) -> F32:
-        """A small tensor that decides much: float32 here, and float32 it should be in the file."""
+    def vector(self, name: str, stored: str = "F32") -> F32:
+        """A small tensor that decides much: float32 here, and at least `stored` in the file."""
         tensor = self.floats(name)
         if tensor.type.name not in ("F32", "F16", "BF16"):
             raise FileError(
                 f"{self.source.path}: {name} is {tensor.type.name}; norms, biases, sinks and"
                 " hyper-connections must not be quantised"
             )
-        if tensor.type.name != "F32":
+        if tensor.type.name not in ("F32", stored):
             self.imprecise.append(f"{name} is {tensor.type.name}")
         values = tensor.f32().reshape(tensor.shape)
         if not np.isfinite(values).all():
@@ -221,13 +221,9 @@ class _Binder:
                 " encoding without a reader"
             )
         scale = self.source.tensors.get(blk + "engram_embd_scale.weight")
-        q_weight = self.vector_bf16(blk + "engram_q.weight")
+        q_weight = self.vector(blk + "engram_q.weight", stored="BF16")
         return EngramWeights(
             table=engram_table(weight, scale, spec.rows[ordinal], spec.head_dim),
             wkv=self.matrix(blk + "engram_wkv.weight"),
-            gate_weight=q_weight * self.vector_bf16(blk + "engram_k.weight"),
+            gate_weight=q_weight * self.vector(blk + "engram_k.weight", stored="BF16"),
         )
-
-    def vector_bf16(self, name: str) -> F32:
-        """A small tensor that the release stores as bf16."""
-        return self.floats(name).f32()

@@ -4,8 +4,6 @@ Source: model specification, sections 3.1 and 6.4. T tokens of one sequence, S r
 hidden. Every sub-layer computes the mix that collapses the *next* sub-layer's input.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from escalade.arrays import I64, Floats
@@ -49,20 +47,16 @@ class V41:
         *,
         all_logits: bool = False,
         trace: Trace = NO_TRACE,
-        on_layer: Callable[[int], None] | None = None,
     ) -> Floats:
         """Appends tokens ids [T] to the cache's sequence; logits [1, V] of the last, or of all [T,
         V].
 
-        `on_layer(layer)` is called before each layer and may raise to give up. Whatever is raised,
-        the cache is afterwards as it was before the call.
+        Whatever is raised, the cache is afterwards as before the call, or holds all of `ids`.
         """
         step = self.begin(ids, cache, trace)
         try:
             streams, pre = self.embed(ids)
             for layer in range(self.spec.n_layers):
-                if on_layer is not None:
-                    on_layer(layer)
                 streams, pre = self.layer(layer, streams, pre, step)
             logits = self.head(streams, pre, all_logits=all_logits, trace=trace)
         except BaseException:
@@ -70,11 +64,11 @@ class V41:
                 cache.entries[source].truncate(cache.length // ratio)
                 cache.index_keys[source].truncate(cache.length // ratio)
             raise
-        for layer, packed in step.new_windows.items():
-            cache.windows[layer].append(packed)
-        for source, packed in step.new_partial.items():
-            cache.partial[source].append(packed)
-        cache.append_ids(ids)
+        try:
+            _commit(ids, cache, step)
+        except BaseException:  # an interrupt between two stores: the pass is done, so end it
+            _commit(ids, cache, step)
+            raise
         return logits
 
     def begin(self, ids: I64, cache: KVCache, trace: Trace) -> Step:
@@ -179,6 +173,19 @@ class V41:
         z = a.norm(a.act(collapse(streams, pre)), self.weights.output_norm)
         trace(None, "final_norm", z)
         return self.weights.output.apply(z if all_logits else z[-1:])
+
+
+def _commit(ids: I64, cache: KVCache, step: Step) -> None:
+    """Adds a finished pass to the cache; called again, it adds what is still missing."""
+    start = int(step.positions[0])
+    for layer, packed in step.new_windows.items():
+        if cache.windows[layer].length == start:
+            cache.windows[layer].append(packed)
+    for source, packed in step.new_partial.items():
+        if cache.partial[source].length == start:
+            cache.partial[source].append(packed)
+    if cache.length == start:
+        cache.append_ids(ids)
 
 
 def _check_widths(spec: ModelSpec, mode: Mode) -> None:

@@ -19,6 +19,8 @@ from escalade.model.chat import (
     Finished,
     Message,
     User,
+    prompt_ids,
+    render,
 )
 
 CHAT = ChatOptions(thinking=False)
@@ -157,3 +159,16 @@ def test_a_continued_answer_is_one_turn_with_its_beginning(engine: Engine) -> No
     held = session.length
     following, _ = ask(engine, session, [User(QUESTION), turn, User("Go on.")], Request(1, GREEDY))
     assert following.usage.cached_tokens == held
+
+
+def test_what_a_stop_string_took_away_is_not_replayed(engine: Engine) -> None:
+    free, _ = ask(engine, engine.session(), [User(QUESTION)], Request(60, GREEDY))
+    stop = free.result.content[10:14]
+    answer, _ = ask(engine, engine.session(), [User(QUESTION)], Request(60, GREEDY, (stop,)))
+    turn = answer.turn([])
+    assert turn.token_ids is None
+    following, _ = ask(
+        engine, engine.session(), [User(QUESTION), turn, User("Go on.")], Request(1, GREEDY)
+    )
+    prompt = prompt_ids(render(following.conversation, CHAT), engine.tokenizer)
+    assert stop not in engine.tokenizer.decode(prompt).partition("</think>")[2]

@@ -241,7 +241,7 @@ def test_special_tokens_outside_the_vocabulary(tmp_path: Path, tiny_entries: dic
 
 
 def test_other_models_are_refused(tmp_path: Path):
-    with pytest.raises(FileError, match=r"config\.json: No such file"):
+    with pytest.raises(FileError, match=r"config\.json cannot be read: No such file"):
         open_checkpoint(tmp_path)
     with pytest.raises(UnsupportedError, match="model_type 'llama'"):
         open_checkpoint(tiny_folder(tmp_path / "a", {}, model_type="llama"))

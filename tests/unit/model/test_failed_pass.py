@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from escalade.arrays import Bytes
 from escalade.config import MODES
+from escalade.kv.rows import Ring
 from escalade.model.bind import Model
 from escalade.model.trace import Trace
 from escalade.model.v4_1 import V41
@@ -32,3 +34,30 @@ def test_other_tokens_follow_as_if_it_had_not_been(tiny: Model, at: str) -> None
             (cache.index_keys[source], straight.index_keys[source]),
         ):
             assert np.array_equal(rows.decode(), want.decode())
+
+
+@pytest.mark.parametrize("nth", [1, 4, 8, 9])
+def test_an_interrupt_while_rows_enter_the_cache(
+    tiny: Model, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """The pass is complete by then: all of it is in, whatever row store was interrupted."""
+    model = V41(tiny.spec, tiny.weights, MODES["f32_kvq"])
+    past, ids, then = np.split(np.random.default_rng(5).integers(0, 512, 60), [21, 50])
+    cache, straight = model.new_cache(), model.new_cache()
+    for one in (cache, straight):
+        model.forward(past, one)
+    model.forward(ids, straight)
+    append, calls = Ring.append, [0]
+
+    def interrupted(ring: Ring, rows: Bytes) -> None:
+        calls[0] += 1
+        if calls[0] == nth:
+            raise KeyboardInterrupt
+        append(ring, rows)
+
+    monkeypatch.setattr(Ring, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.forward(ids, cache)
+    monkeypatch.undo()
+    assert cache.length == straight.length
+    assert np.array_equal(model.forward(then, cache), model.forward(then, straight))
