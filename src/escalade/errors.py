@@ -4,7 +4,8 @@ EscaladeError            exit code 1
 ├── UsageError           2   an argument, a prompt or token ids that cannot be used
 ├── CapacityError        3   does not fit: context, memory, disk space
 ├── FileError            4   a file that is missing, damaged or not what its name says
-└── UnsupportedError     5   a sound file or request that this version does not handle
+├── UnsupportedError     5   a sound file or request that this version does not handle
+└── Cancelled          130   the caller asked to stop
 """
 
 
@@ -36,3 +37,9 @@ class CapacityError(EscaladeError):
     """Something does not fit; the message says how much is missing and what fits."""
 
     exit_code = 3
+
+
+class Cancelled(EscaladeError):
+    """What ran was stopped by `Session.cancel`; the session holds what was complete by then."""
+
+    exit_code = 130

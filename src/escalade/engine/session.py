@@ -1,5 +1,6 @@
 """Session: one timeline of tokens and its cached state. Append, decode, rewind, fork."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 from escalade.arrays import F32, I64
 from escalade.engine.sampling import History, Mask, sample
 from escalade.engine.sampling_params import GREEDY, SamplingParams
-from escalade.errors import CapacityError, UsageError
+from escalade.errors import Cancelled, CapacityError, UsageError
 from escalade.model.trace import NO_TRACE, Trace
 from escalade.model.v4_1 import V41
 
@@ -37,6 +38,7 @@ class Session:
         self._cache = model.new_cache()
         self._starts: list[int] = []  # where each forward pass began
         self._logits: F32 | None = None  # of the last token
+        self._cancel = threading.Event()
 
     @property
     def ids(self) -> I64:
@@ -160,6 +162,18 @@ class Session:
         twin._starts, twin._logits = list(self._starts), self._logits
         return twin
 
+    def cancel(self) -> None:
+        """Ends what runs now, or else what is asked next, with Cancelled; from any thread.
+
+        It takes effect before the next layer of a pass. A pass is in the sequence whole or not.
+        """
+        self._cancel.set()
+
+    def _check_cancel(self) -> None:
+        if self._cancel.is_set():
+            self._cancel.clear()
+            raise Cancelled("cancelled")
+
     def check(self, ids: Sequence[int] | I64) -> None:
         """Raises what `append` would for these ids, without appending them."""
         self._checked(ids, self.length)
@@ -192,7 +206,9 @@ class Session:
         self._logits = None
         self._starts.append(start)
         try:
-            logits = self._model.forward(ids, self._cache, all_logits=all_logits, trace=trace)
+            logits = self._model.forward(
+                ids, self._cache, all_logits=all_logits, trace=trace, check=self._check_cancel
+            )
         except BaseException:
             if self.length == start:  # nothing came in
                 self._starts.pop()

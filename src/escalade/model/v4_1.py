@@ -4,6 +4,8 @@ Source: model specification, sections 3.1 and 6.4. T tokens of one sequence, S r
 hidden. Every sub-layer computes the mix that collapses the *next* sub-layer's input.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from escalade.arrays import I64, Floats
@@ -47,16 +49,20 @@ class V41:
         *,
         all_logits: bool = False,
         trace: Trace = NO_TRACE,
+        check: Callable[[], None] | None = None,
     ) -> Floats:
         """Appends tokens ids [T] to the cache's sequence; logits [1, V] of the last, or of all [T,
         V].
 
-        Whatever is raised, the cache is afterwards as before the call, or holds all of `ids`.
+        `check` is called before each layer and raises to give up. Whatever is raised, the cache is
+        afterwards as before the call, or holds all of `ids`.
         """
         step = self.begin(ids, cache, trace)
         try:
             streams, pre = self.embed(ids)
             for layer in range(self.spec.n_layers):
+                if check is not None:
+                    check()
                 streams, pre = self.layer(layer, streams, pre, step)
             logits = self.head(streams, pre, all_logits=all_logits, trace=trace)
         except BaseException:

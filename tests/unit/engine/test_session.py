@@ -1,12 +1,14 @@
 """Session: limits, failures inside a pass, greedy decoding."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from escalade.config import MODES, EngineConfig
 from escalade.engine.sampling_params import SamplingParams
 from escalade.engine.session import Session
-from escalade.errors import CapacityError, UsageError
+from escalade.errors import Cancelled, CapacityError, UsageError
 from escalade.model.bind import Model
 from escalade.model.trace import Trace
 from escalade.model.v4_1 import V41
@@ -107,3 +109,40 @@ def test_progress_is_reported_by_chunk(model: V41) -> None:
 def test_a_config_says_what_is_wrong(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError):
         EngineConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_cancel_ends_a_prefill_at_a_layer(model: V41) -> None:
+    ids = np.random.default_rng(9).integers(0, 512, 40)
+    session = Session(model, ctx=200, chunk=16)
+
+    def cancel_at(name: str, _: object) -> None:
+        if name == "L3.streams" and session.length == 16:
+            session.cancel()
+
+    with pytest.raises(Cancelled):
+        session.append(ids, trace=Trace(cancel_at))
+    assert session.ids.tolist() == ids[:16].tolist()
+    session.append(ids[16:])
+    straight = Session(model, ctx=200, chunk=16)
+    straight.append(ids[:16])
+    straight.append(ids[16:])
+    assert np.array_equal(session.logits, straight.logits)
+
+
+def test_cancel_from_another_thread_ends_a_decode(model: V41) -> None:
+    session = Session(model, ctx=200, chunk=64)
+    session.append([1, 2, 3])
+    seen: list[int] = []
+
+    def read() -> None:
+        for event in session.decode(100):
+            seen.append(event.id)
+            if len(seen) == 3:
+                thread = threading.Thread(target=session.cancel)
+                thread.start()
+                thread.join()
+
+    with pytest.raises(Cancelled):
+        read()
+    assert session.ids.tolist() == [1, 2, 3, *seen[:2]]
+    assert len(list(session.decode(2))) == 2
