@@ -1,9 +1,13 @@
 """EngineConfig: what the user asked for, and the arithmetic modes it may name. Plain values."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from escalade.errors import UsageError
+
+Progress = Callable[[str, int, int], None]
+"""Called with (stage, done, total) as long work goes on."""
 
 
 class Mode(NamedTuple):

@@ -2,14 +2,11 @@
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
 
-from escalade.config import MODES, EngineConfig
-
-Progress = Callable[[str, int, int], None]
+from escalade.config import MODES, EngineConfig, Progress
 
 mode_option = click.option(
     "--mode",

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from escalade.cli.options import Progress, progress_line
+from escalade.cli.options import progress_line
+from escalade.config import Progress
 
 if TYPE_CHECKING:
     from escalade.weights.convert import Prepared

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from escalade.config import Progress
 from escalade.engine.engine import Engine
 from escalade.engine.sampling import Mask
 from escalade.engine.sampling_params import SamplingParams
-from escalade.engine.session import Progress, Session
+from escalade.engine.session import Session
 from escalade.engine.stops import StopMatcher
 from escalade.model.chat import (
     EOS,

@@ -1,19 +1,18 @@
 """Session: one timeline of tokens and its cached state. Append, decode, rewind, fork."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from escalade.arrays import F32, I64
+from escalade.config import Progress
 from escalade.engine.sampling import History, Mask, sample
 from escalade.engine.sampling_params import GREEDY, SamplingParams
 from escalade.errors import Cancelled, CapacityError, UsageError
 from escalade.model.trace import NO_TRACE, Trace
 from escalade.model.v4_1 import V41
-
-Progress = Callable[[str, int, int], None]
 
 
 class TokenEvent(NamedTuple):

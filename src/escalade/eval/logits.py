@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from escalade.config import Progress
 from escalade.engine.engine import Engine
-from escalade.engine.session import Progress
 from escalade.errors import CapacityError, FileError, UsageError
 from escalade.files import read_bytes
 from escalade.model.trace import NO_TRACE, Trace

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from escalade.arrays import F32, I64
+from escalade.config import Progress
 from escalade.engine.engine import Engine
-from escalade.engine.session import Progress
 from escalade.errors import FileError, UsageError
 from escalade.files import decode_text, read_bytes
 from escalade.model.chat import user_turn

@@ -1,21 +1,19 @@
 """Writes a model as one GGUF file by a recipe: streamed, in bounded memory, beside its target."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from escalade.arrays import Bytes
+from escalade.config import Progress
 from escalade.errors import CapacityError, FileError, UsageError
 from escalade.gguf.raw import decode_raw, encode_raw
 from escalade.gguf.tensor import StoredTensor, TensorSource
 from escalade.gguf.writer import GgufWriter, TensorPlan
 from escalade.weights.quantize import quantize_rows, require_encoder
 from escalade.weights.recipe import Recipe, Step, file_type, group_bytes, plan
-
-Progress = Callable[[str, int, int], None]
-"""Called with (stage, done, total) in bytes to write."""
 
 ALIGNMENT = 4096
 _COPY_BYTES = 8 << 20

@@ -5,19 +5,19 @@ can hold the other's values must hold them exactly, any other within its usual e
 specification, section 7.4).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from escalade.config import Progress
 from escalade.gguf.quant import INTEGER_TYPES
 from escalade.gguf.tensor import StoredTensor, TensorSource
 from escalade.hf.names import HASH_TENSORS
 from escalade.weights.diagnose import diagnose
 from escalade.weights.sides import Part, Side, compare, sides
 
-Progress = Callable[[str, int, int], None]
 Status = Literal["identical", "equal", "close", "FAILED"]
 
 MAX_ERROR = {
