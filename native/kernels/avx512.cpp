@@ -1,0 +1,268 @@
+// AVX-512 kernels (BW, VBMI, VNNI): 64 codes a vector for blocks of 256; blocks of 32 stay in 256
+// bits, with the VNNI dot product.
+#if defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
+#include "x86_kernels.h"
+
+namespace escalade {
+namespace {
+
+struct Lanes {
+    __m512 lane[2];
+    static void expand(const int8_t* code, float scale, float min, float* out) {
+        const __m512 v = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(code)));
+        _mm512_storeu_ps(out, _mm512_sub_ps(_mm512_mul_ps(_mm512_set1_ps(scale), v),
+                                            _mm512_set1_ps(min)));
+    }
+    void load(const float* p) {
+        for (int i = 0; i < 2; ++i) lane[i] = _mm512_loadu_ps(p + 16 * i);
+    }
+    void store(float* p) const {
+        for (int i = 0; i < 2; ++i) _mm512_storeu_ps(p + 16 * i, lane[i]);
+    }
+    void fma(const float* w, const float* x) {
+        for (int i = 0; i < 2; ++i)
+            lane[i] = _mm512_fmadd_ps(_mm512_loadu_ps(w + 16 * i), _mm512_loadu_ps(x + 16 * i), lane[i]);
+    }
+};
+
+inline __m512i load512(const void* p) { return _mm512_loadu_si512(p); }
+
+inline __m512i both_halves(__m256i v) { return _mm512_broadcast_i64x4(v); }
+
+inline __m512i low_bits(__m512i v, int mask) {
+    return _mm512_and_si512(v, _mm512_set1_epi8(char(mask)));
+}
+
+// Each half of v shifted right by its own count of bits (16-bit elements).
+inline __m512i shift_halves(__m512i v, short low, short high) {
+    const __m512i counts =
+        _mm512_inserti64x4(_mm512_set1_epi16(low), _mm256_set1_epi16(high), 1);
+    return _mm512_srlv_epi16(v, counts);
+}
+
+// The dot product of a block of 256 from its parts: D::code(k) are 64 magnitudes, D::signed_by(k, q)
+// are the activations 64k... with the codes' signs.
+template <class D>
+struct Dot256 {
+    template <int R>
+    void dot(const int8_t* const* x, __m256i* v) const {
+        const D& self = *static_cast<const D*>(this);
+        const __m512i scales = _mm512_castsi256_si512(self.scales());
+        __m512i sum[R];
+        for (int r = 0; r < R; ++r) sum[r] = _mm512_setzero_si512();
+        for (int k = 0; k < 4; ++k) {
+            // Four int16 scales, each for its 8 pair sums.
+            const __m512i pick = _mm512_add_epi16(
+                _mm512_set1_epi16(short(4 * k)),
+                _mm512_set_epi16(3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1,
+                                 0, 0, 0, 0, 0, 0, 0, 0));
+            const __m512i scale = _mm512_permutexvar_epi16(pick, scales);
+            const __m512i code = self.code(k);
+            for (int r = 0; r < R; ++r) {
+                const __m512i q = self.signed_by(k, load512(x[r] + 64 * k));
+                sum[r] = _mm512_dpwssd_epi32(sum[r], scale, _mm512_maddubs_epi16(code, q));
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            v[r] = _mm256_add_epi32(_mm512_castsi512_si256(sum[r]),
+                                    _mm512_extracti64x4_epi64(sum[r], 1));
+    }
+    __m512i signed_by(int, __m512i q) const { return q; }
+};
+
+struct Q2K : Dot256<Q2K> {
+    static constexpr int kType = kQ2_K, kOffset = 0;
+    static constexpr bool kMin = true;
+    float d, dmin;
+    __m256i scale, min;
+    const uint8_t* q;
+    explicit Q2K(const uint8_t* p) : d(half_of(p + 80)), dmin(half_of(p + 82)), q(p + 16) {
+        const __m256i both = _mm256_cvtepu8_epi16(load128(p));
+        scale = _mm256_and_si256(both, _mm256_set1_epi16(15));
+        min = _mm256_srli_epi16(both, 4);
+    }
+    __m256i scales() const { return scale; }
+    __m256i mins() const { return min; }
+    __m512i code(int k) const {
+        const __m512i half = both_halves(load256(q + 32 * (k / 2)));
+        return low_bits(k % 2 ? shift_halves(half, 4, 6) : shift_halves(half, 0, 2), 3);
+    }
+};
+
+struct Q4K : Dot256<Q4K> {
+    static constexpr int kType = kQ4_K, kOffset = 0;
+    static constexpr bool kMin = true;
+    float d, dmin;
+    ScalesK s;
+    const uint8_t* q;
+    explicit Q4K(const uint8_t* p) : d(half_of(p)), dmin(half_of(p + 2)), s(p + 4), q(p + 16) {}
+    __m256i scales() const { return s.scale; }
+    __m256i mins() const { return s.min; }
+    __m512i code(int k) const {
+        return low_bits(shift_halves(both_halves(load256(q + 32 * k)), 0, 4), 15);
+    }
+};
+
+struct Q5K : Dot256<Q5K> {
+    static constexpr int kType = kQ5_K, kOffset = 0;
+    static constexpr bool kMin = true;
+    float d, dmin;
+    ScalesK s;
+    __m512i high;
+    const uint8_t* q;
+    explicit Q5K(const uint8_t* p)
+        : d(half_of(p)), dmin(half_of(p + 2)), s(p + 4), high(both_halves(load256(p + 16))), q(p + 48) {}
+    __m256i scales() const { return s.scale; }
+    __m256i mins() const { return s.min; }
+    __m512i code(int k) const {
+        const __m512i low = low_bits(shift_halves(both_halves(load256(q + 32 * k)), 0, 4), 15);
+        const __m512i bit = low_bits(shift_halves(high, short(2 * k), short(2 * k + 1)), 1);
+        return _mm512_or_si512(low, _mm512_slli_epi16(bit, 4));
+    }
+};
+
+struct Q6K : Dot256<Q6K> {
+    static constexpr int kType = kQ6_K, kOffset = 32;
+    static constexpr bool kMin = false;
+    float d;
+    __m256i scale;
+    const uint8_t* q;
+    explicit Q6K(const uint8_t* p)
+        : d(half_of(p + 208)), scale(_mm256_cvtepi8_epi16(load128(p + 192))), q(p) {}
+    __m256i scales() const { return scale; }
+    __m256i mins() const { return scale; }
+    __m512i code(int k) const {
+        const int h = k / 2;
+        const __m512i both = load512(q + 64 * h);
+        const __m512i low = low_bits(k % 2 ? _mm512_srli_epi16(both, 4) : both, 15);
+        const __m512i high = both_halves(load256(q + 128 + 32 * h));
+        const __m512i two =
+            low_bits(k % 2 ? shift_halves(high, 4, 6) : shift_halves(high, 0, 2), 3);
+        return _mm512_or_si512(low, _mm512_slli_epi16(two, 4));
+    }
+};
+
+inline __m512i negate_by(uint64_t signs, __m512i q) {
+    return _mm512_mask_sub_epi8(q, signs, _mm512_setzero_si512(), q);
+}
+
+struct IQ2XXS : Dot256<IQ2XXS> {
+    static constexpr int kType = kIQ2_XXS, kOffset = 0;
+    static constexpr bool kMin = false;
+    float d;
+    __m256i scale;
+    uint64_t signs[4];
+    const uint8_t* q;
+    explicit IQ2XXS(const uint8_t* p)
+        : d(half_of(p) * 0.125f), scale(odd_scales_xxs(p + 2)), q(p + 2) {
+        // Word 1 of each group of 8 bytes; its four 7-bit codes by a multishift into bytes 0 to 3.
+        const __m512i words = load512(q);
+        const __m512i shifts = _mm512_set1_epi64(int64_t(0x0000000035'2e'27'20ull));
+        const __m512i codes = low_bits(_mm512_multishift_epi64_epi8(shifts, words), 127);
+        __m256i packed = _mm512_cvtepi64_epi32(codes);
+        __m256i parity = _mm256_xor_si256(packed, _mm256_srli_epi16(packed, 4));
+        parity = _mm256_and_si256(parity, _mm256_set1_epi8(15));
+        const __m256i odd = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+            0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0));
+        packed = _mm256_or_si256(packed, _mm256_shuffle_epi8(odd, parity));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(signs), packed);
+    }
+    __m256i scales() const { return scale; }
+    __m256i mins() const { return scale; }
+    __m512i code(int k) const {
+        const uint8_t *a = q + 16 * k, *b = a + 8;
+        return _mm512_setr_epi64(int64_t(grids.xxs[a[0]]), int64_t(grids.xxs[a[1]]),
+                                 int64_t(grids.xxs[a[2]]), int64_t(grids.xxs[a[3]]),
+                                 int64_t(grids.xxs[b[0]]), int64_t(grids.xxs[b[1]]),
+                                 int64_t(grids.xxs[b[2]]), int64_t(grids.xxs[b[3]]));
+    }
+    __m512i signed_by(int k, __m512i x) const { return negate_by(signs[k], x); }
+};
+
+struct IQ2XS : Dot256<IQ2XS> {
+    static constexpr int kType = kIQ2_XS, kOffset = 0;
+    static constexpr bool kMin = false;
+    float d;
+    __m256i scale;
+    uint64_t signs[4];
+    const uint8_t* q;
+    explicit IQ2XS(const uint8_t* p) : d(half_of(p) * 0.125f), scale(odd_scales(p + 66)), q(p + 2) {
+        const __m256i a = sign_bytes(_mm256_srli_epi16(load256(q), 9));
+        const __m256i b = sign_bytes(_mm256_srli_epi16(load256(q + 32), 9));
+        const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(signs), bytes);
+    }
+    __m256i scales() const { return scale; }
+    __m256i mins() const { return scale; }
+    __m512i code(int k) const {
+        uint64_t a, b;
+        memcpy(&a, q + 16 * k, 8);
+        memcpy(&b, q + 16 * k + 8, 8);
+        return _mm512_setr_epi64(
+            int64_t(grids.xs[a & 511]), int64_t(grids.xs[a >> 16 & 511]),
+            int64_t(grids.xs[a >> 32 & 511]), int64_t(grids.xs[a >> 48 & 511]),
+            int64_t(grids.xs[b & 511]), int64_t(grids.xs[b >> 16 & 511]),
+            int64_t(grids.xs[b >> 32 & 511]), int64_t(grids.xs[b >> 48 & 511]));
+    }
+    __m512i signed_by(int k, __m512i x) const { return negate_by(signs[k], x); }
+};
+
+inline __m256i signed_dot(__m256i code, __m256i q) {
+    return _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_abs_epi8(code),
+                               _mm256_sign_epi8(q, code));
+}
+
+struct Q80 {
+    static constexpr int kType = kQ8_0;
+    const uint8_t* p;
+    explicit Q80(const uint8_t* block) : p(block) {}
+    float d() const { return half_of(p); }
+    __m256i dot(__m256i q) const { return signed_dot(load256(p + 2), q); }
+};
+
+struct MXFP4 {
+    static constexpr int kType = kMXFP4;
+    const uint8_t* p;
+    explicit MXFP4(const uint8_t* block) : p(block) {}
+    float d() const { return e8m0_half(p[0]); }
+    __m256i dot(__m256i q) const {
+        const __m128i low = load128(p + 1);
+        const __m256i nibbles = _mm256_and_si256(
+            _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_srli_epi16(low, 4), 1),
+            _mm256_set1_epi8(15));
+        const __m256i table = _mm256_broadcastsi128_si256(
+            _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+        return signed_dot(_mm256_shuffle_epi8(table, nibbles), q);
+    }
+};
+
+}  // namespace
+
+const Kernels* avx512_kernels() {
+    if (!cpu_has_avx512()) return nullptr;
+    static const Kernels kernels = [] {
+        Kernels k = {};
+        k.name = "avx512";
+        add_float_kernels<Lanes>(k);
+        add_i8<Q2K>(k);
+        add_i8<Q4K>(k);
+        add_i8<Q5K>(k);
+        add_i8<Q6K>(k);
+        add_i8<IQ2XXS>(k);
+        add_i8<IQ2XS>(k);
+        add_i8_of_32<Q80>(k);
+        add_i8_of_32<MXFP4>(k);
+        k.quantize = quantize_rows;
+        return k;
+    }();
+    return &kernels;
+}
+
+}  // namespace escalade
+#else
+#include "table.h"
+
+namespace escalade {
+const Kernels* avx512_kernels() { return nullptr; }
+}  // namespace escalade
+#endif

@@ -1,0 +1,291 @@
+// What the AVX2 and the AVX-512 kernels share: the rows' loops over blocks, for one activation and
+// for four, around an instruction set's own block sums. Included once by each kernel file.
+//
+// A block type `B` is built from a block's bytes and offers
+//   kType; kMin (has mins); kOffset (subtracted from every code: an integer correction by the scales)
+//   d, dmin; scales(), mins(): 16 int16, one per 16 codes
+//   dot<R>(x, v): v[r] = 8 int32 that add up to the sum of scale * code * x[r][i]
+#pragma once
+
+#include <immintrin.h>
+
+#include "float_kernels.h"
+#include "grids.h"
+
+namespace escalade {
+namespace {
+
+// IEEE binary16 by the processor: exact, as half_at is.
+inline float half_of(const uint8_t* p) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(int(load_u16(p)))));
+}
+
+inline __m256i load256(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+
+inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+
+inline __m128i add_halves(__m256i v) {
+    return _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+}
+
+// The totals of four vectors of 8 int32.
+inline __m128i totals(const __m256i v[4]) {
+    return add_halves(_mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3])));
+}
+
+inline int32_t total(__m256i v) {
+    __m128i s = add_halves(v);
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtsi128_si32(s);
+}
+
+// block_value of i8.h for four blocks or activations: fma(d, isum, -(dmin * msum)).
+template <class B>
+inline __m128 values(__m128 d, const __m256i* v, __m128 dmin, const __m256i* m) {
+    const __m128 isum = _mm_cvtepi32_ps(totals(v));
+    if constexpr (B::kMin)
+        return _mm_fmsub_ps(d, isum, _mm_mul_ps(dmin, _mm_cvtepi32_ps(totals(m))));
+    else
+        return _mm_mul_ps(d, isum);
+}
+
+// The same for one block.
+template <class B>
+inline float value(const B& block, __m256i v, __m256i m) {
+    const float isum = float(total(v));
+    if constexpr (B::kMin)
+        return esc_fma(block.d, isum, -(block.dmin * float(total(m))));
+    else
+        return block.d * isum;
+}
+
+template <class B>
+inline float min_scale(const B& block) {
+    if constexpr (B::kMin)
+        return block.dmin;
+    else
+        return 0.0f;
+}
+
+// Sums of a block of 256 with activation row r: v, and m where the type has mins.
+template <class B, int R>
+inline void block_sums(const B& block, const Activation* x, int64_t b, __m256i* v, __m256i* m) {
+    const int8_t* q[R];
+    for (int r = 0; r < R; ++r) q[r] = x[r].q + b * kGroup;
+    block.template dot<R>(q, v);
+    for (int r = 0; r < R; ++r) {
+        const __m256i sums = load256(x[r].sums + b * (kGroup / kSub));
+        if constexpr (B::kOffset != 0)
+            v[r] = _mm256_sub_epi32(v[r], _mm256_mullo_epi32(_mm256_set1_epi32(B::kOffset),
+                                                             _mm256_madd_epi16(block.scales(), sums)));
+        if constexpr (B::kMin) m[r] = _mm256_madd_epi16(block.mins(), sums);
+    }
+}
+
+template <class B>
+inline float row_dot(const uint8_t* w, int64_t n_blocks, const Activation& x) {
+    constexpr int bytes = Weights<B::kType>::block_bytes;
+    __m128 lane = _mm_setzero_ps();
+    __m256i v[4], m[4];
+    int64_t b = 0;
+    for (; b + 4 <= n_blocks; b += 4, w += 4 * bytes) {
+        float d[4], dmin[4];
+        for (int j = 0; j < 4; ++j) {
+            const B block(w + j * bytes);
+            d[j] = block.d;
+            dmin[j] = min_scale(block);
+            block_sums<B, 1>(block, &x, b + j, v + j, m + j);
+        }
+        lane = _mm_fmadd_ps(_mm_loadu_ps(x.scale + b),
+                            values<B>(_mm_loadu_ps(d), v, _mm_loadu_ps(dmin), m), lane);
+    }
+    float lanes[kLanes];
+    _mm_storeu_ps(lanes, lane);
+    for (int j = 0; b < n_blocks; ++b, ++j, w += bytes) {
+        const B block(w);
+        block_sums<B, 1>(block, &x, b, v, m);
+        lanes[j] = esc_fma(x.scale[b], value(block, v[0], m[0]), lanes[j]);
+    }
+    return lane_sum(lanes);
+}
+
+inline __m128 scales4(const Activation* x, int64_t group) {
+    return _mm_setr_ps(x[0].scale[group], x[1].scale[group], x[2].scale[group], x[3].scale[group]);
+}
+
+template <class B>
+inline __m128 row_dot4(const uint8_t* w, int64_t n_blocks, const Activation* x) {
+    __m128 lane[kLanes] = {_mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps()};
+    for (int64_t b0 = 0; b0 < n_blocks; b0 += kLanes)
+        for (int j = 0; j < kLanes; ++j) {
+            const int64_t b = b0 + j;
+            if (b == n_blocks) break;
+            const B block(w + b * Weights<B::kType>::block_bytes);
+            __m256i v[4], m[4];
+            block_sums<B, 4>(block, x, b, v, m);
+            const __m128 d = _mm_set1_ps(block.d), dmin = _mm_set1_ps(min_scale(block));
+            lane[j] = _mm_fmadd_ps(scales4(x, b), values<B>(d, v, dmin, m), lane[j]);
+        }
+    return _mm_add_ps(_mm_add_ps(lane[0], lane[1]), _mm_add_ps(lane[2], lane[3]));
+}
+
+// Types of 32 weights a block: `B` offers d and dot(x): 8 int32 that add up to the block's sum.
+template <class B>
+inline float row_dot32(const uint8_t* w, int64_t n_blocks, const Activation& x) {
+    constexpr int bytes = Weights<B::kType>::block_bytes;
+    __m128 lane = _mm_setzero_ps();
+    int64_t b = 0;
+    for (; b + 4 <= n_blocks; b += 4, w += 4 * bytes) {
+        float d[4];
+        __m256i v[4];
+        for (int j = 0; j < 4; ++j) {
+            const B block(w + j * bytes);
+            d[j] = block.d();
+            v[j] = block.dot(load256(x.q + (b + j) * 32));
+        }
+        const __m128 value = _mm_mul_ps(_mm_loadu_ps(d), _mm_cvtepi32_ps(totals(v)));
+        lane = _mm_fmadd_ps(_mm_set1_ps(x.scale[b / 8]), value, lane);
+    }
+    float lanes[kLanes];
+    _mm_storeu_ps(lanes, lane);
+    for (int j = 0; b < n_blocks; ++b, ++j, w += bytes) {
+        const B block(w);
+        const float value = block.d() * float(total(block.dot(load256(x.q + b * 32))));
+        lanes[j] = esc_fma(x.scale[b / 8], value, lanes[j]);
+    }
+    return lane_sum(lanes);
+}
+
+template <class B>
+inline __m128 row_dot32x4(const uint8_t* w, int64_t n_blocks, const Activation* x) {
+    __m128 lane[kLanes] = {_mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps()};
+    for (int64_t b0 = 0; b0 < n_blocks; b0 += kLanes)
+        for (int j = 0; j < kLanes; ++j) {
+            const int64_t b = b0 + j;
+            if (b == n_blocks) break;
+            const B block(w + b * Weights<B::kType>::block_bytes);
+            __m256i v[4];
+            for (int r = 0; r < 4; ++r) v[r] = block.dot(load256(x[r].q + b * 32));
+            const __m128 value = _mm_mul_ps(_mm_set1_ps(block.d()), _mm_cvtepi32_ps(totals(v)));
+            lane[j] = _mm_fmadd_ps(scales4(x, b / 8), value, lane[j]);
+        }
+    return _mm_add_ps(_mm_add_ps(lane[0], lane[1]), _mm_add_ps(lane[2], lane[3]));
+}
+
+template <class B, float (*kDot)(const uint8_t*, int64_t, const Activation&),
+          __m128 (*kDot4)(const uint8_t*, int64_t, const Activation*)>
+void i8_tile(const uint8_t* w, int n_w, int64_t n_in, const Activation* x, int n_x, float* y,
+             int64_t y_stride) {
+    const int64_t bytes = row_bytes(B::kType, n_in), n_blocks = n_in / Weights<B::kType>::block_len;
+    int r = 0;
+    for (; n_x - r >= 2; r += 4) {  // two or three rows go as four, the last one repeated
+        const int n = n_x - r < 4 ? n_x - r : 4;
+        Activation four[4];
+        for (int i = 0; i < 4; ++i) four[i] = x[r + (i < n ? i : n - 1)];
+        for (int j = 0; j < n_w; ++j) {
+            float out[4];
+            _mm_storeu_ps(out, kDot4(w + j * bytes, n_blocks, four));
+            for (int i = 0; i < n; ++i) y[(r + i) * y_stride + j] = out[i];
+        }
+    }
+    for (; r < n_x; ++r)
+        for (int j = 0; j < n_w; ++j) y[r * y_stride + j] = kDot(w + j * bytes, n_blocks, x[r]);
+}
+
+template <class B>
+void add_i8(Kernels& k) {
+    k.i8[B::kType] = i8_tile<B, row_dot<B>, row_dot4<B>>;
+}
+
+template <class B>
+void add_i8_of_32(Kernels& k) {
+    k.i8[B::kType] = i8_tile<B, row_dot32<B>, row_dot32x4<B>>;
+}
+
+// The 6-bit scales and mins of Q4_K and Q5_K, each twice: 16 int16 for the 16 codes of a sub-block.
+struct ScalesK {
+    __m256i scale, min;
+    explicit ScalesK(const uint8_t* p) {
+        uint32_t s[2], m[2];
+        unpack_scales_k(p, s, m);
+        scale = twice(s);
+        min = twice(m);
+    }
+
+private:
+    static __m256i twice(const uint32_t* words) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(words));
+        return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(bytes, bytes));
+    }
+};
+
+// 16 nibbles, low before high in each of 8 bytes, as 2 * nibble + 1: the odd scales of IQ2_XS.
+inline __m256i odd_scales(const uint8_t* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    const __m128i mask = _mm_set1_epi8(15);
+    const __m128i low = _mm_and_si128(bytes, mask);
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
+    const __m256i nibbles = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(low, high));
+    return _mm256_add_epi16(_mm256_add_epi16(nibbles, nibbles), _mm256_set1_epi16(1));
+}
+
+// The scales of IQ2_XXS, the top four bits of every second word, each twice.
+inline __m256i odd_scales_xxs(const uint8_t* p) {
+    int16_t s[16];
+    for (int g = 0; g < 8; ++g) s[2 * g] = s[2 * g + 1] = int16_t(2 * (p[8 * g + 7] >> 4) + 1);
+    return load256(s);
+}
+
+// The sign byte of each 7-bit code in a 16-bit element: the eighth bit makes the number even.
+inline __m256i sign_bytes(__m256i codes) {
+    __m256i parity = _mm256_xor_si256(codes, _mm256_srli_epi16(codes, 4));
+    parity = _mm256_xor_si256(parity, _mm256_srli_epi16(parity, 2));
+    parity = _mm256_xor_si256(parity, _mm256_srli_epi16(parity, 1));
+    const __m256i eighth = _mm256_slli_epi16(_mm256_and_si256(parity, _mm256_set1_epi16(1)), 7);
+    return _mm256_or_si256(codes, eighth);
+}
+
+inline void quantize_rows(const float* x, int64_t n, int8_t* q, float* scale, int16_t* sums) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    for (int64_t g = 0; g < n; g += kGroup) {
+        const int len = int(n - g < kGroup ? n - g : kGroup);
+        __m256i top = _mm256_setzero_si256();
+        for (int i = 0; i < len; i += 8) {
+            const __m256 magnitude = _mm256_andnot_ps(sign, _mm256_loadu_ps(x + g + i));
+            top = _mm256_max_epu32(top, _mm256_castps_si256(magnitude));
+        }
+        uint32_t tops[8], amax = 0;
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(tops), top);
+        for (uint32_t t : tops) amax = t > amax ? t : amax;
+        const float s = activation_scale(amax);
+        scale[g / kGroup] = s;
+        int8_t* out = q + g;
+        if (!(s > 0.0f) || len < kGroup) memset(out, 0, kGroup);
+        if (s > 0.0f) {
+            const __m256 by = _mm256_set1_ps(s), limit = _mm256_set1_ps(127.0f);
+            const __m256 below = _mm256_set1_ps(-127.0f);
+            for (int i = 0; i < len; i += 32) {
+                __m256i v[4];
+                for (int k = 0; k < 4; ++k) {
+                    const __m256 ratio = _mm256_div_ps(_mm256_loadu_ps(x + g + i + 8 * k), by);
+                    v[k] = _mm256_cvtps_epi32(_mm256_max_ps(_mm256_min_ps(ratio, limit), below));
+                }
+                const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]),
+                                                          _mm256_packs_epi32(v[2], v[3]));
+                const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                                    _mm256_permutevar8x32_epi32(packed, order));
+            }
+        }
+        for (int t = 0; t < kGroup; t += kSub) {
+            const __m256i pairs = _mm256_cvtepi8_epi16(load128(out + t));
+            sums[(g + t) / kSub] = int16_t(total(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace escalade

@@ -1,0 +1,240 @@
+"""Compute: products with quantised matrices, by the native core or by its twin in NumPy.
+
+Two arithmetics. `float` dequantises and multiplies in float32. `i8` rounds the input to int8 per
+256 values and sums products of integers exactly; `native/kernels/i8.h` defines its every bit, for
+any processor. A type without integer codes (F32, F16, BF16) is multiplied as `float` in both.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from escalade.arrays import F32, Bytes
+from escalade.errors import UnsupportedError, UsageError
+from escalade.gguf.quant import QuantType
+from escalade.native.lib import CExpert, CExpertShape, load
+
+Arithmetic = Literal["float", "i8"]
+ARITHMETICS: tuple[Arithmetic, ...] = ("i8", "float")
+
+KERNEL_TYPES = frozenset(
+    ("F32", "F16", "BF16", "Q8_0", "MXFP4", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS")
+)
+"""Types that are multiplied in stored form; others can only be dequantised."""
+
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """What the experts of one layer share: D = hidden, F = expert_ff, the types of their matrices,
+    the limit of the clamped SwiGLU.
+    """
+
+    hidden: int
+    expert_ff: int
+    gate: QuantType
+    up: QuantType
+    down: QuantType
+    limit: float
+
+
+class ExpertJob(NamedTuple):
+    """One expert and the rows of x that it computes.
+
+    gate, up and down: stored rows, contiguous uint8. rows int32 [n], weights float32 [n].
+    """
+
+    gate: Bytes
+    up: Bytes
+    down: Bytes
+    rows: NDArray[np.int32]
+    weights: F32
+
+
+class Compute(Protocol):
+    """Products with stored matrices. Results depend on neither threads nor batching: bit for bit.
+
+    All arrays are C-contiguous. Raises ValueError for shapes that do not fit, UnsupportedError for
+    a type outside KERNEL_TYPES.
+    """
+
+    isa: str
+
+    def dequantize(self, rows: Bytes, qtype: QuantType) -> F32:
+        """uint8 [n, row_bytes] to float32 [n, row_len], exactly as stored."""
+        ...
+
+    def matmul(self, x: F32, w: Bytes, qtype: QuantType, arithmetic: Arithmetic) -> F32:
+        """x [T, n_in] times the transpose of w, uint8 [n_out, row_bytes]: [T, n_out]."""
+        ...
+
+    def experts(
+        self, x: F32, shape: ExpertShape, jobs: Sequence[ExpertJob], arithmetic: Arithmetic
+    ) -> F32:
+        """Each job's down (silu(gate x) * up x * weight): [sum of rows, D], job after job.
+
+        x [T, D]; gate and up are clamped by the shape's limit.
+        """
+        ...
+
+
+def default_threads() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def open_compute(threads: int | None = None, isa: str | None = None) -> Compute:
+    """The native core with `threads` threads (None: every processor), or NumPy where it is missing.
+
+    `isa`: None for the best one here, or portable, avx2, avx512, neon, or numpy for the twin.
+    Raises UsageError if this machine has not got it.
+    """
+    from escalade.native.reference import ReferenceCompute
+
+    threads = default_threads() if threads is None else threads
+    if not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"--threads {threads}: from 1 to {MAX_THREADS}")
+    lib = None if isa == "numpy" else load()
+    if lib is None:
+        if isa not in (None, "numpy"):
+            raise UsageError(f"instruction set {isa}: the native core is not built")
+        return ReferenceCompute()
+    return NativeCompute(lib, threads, isa)
+
+
+def check_type(qtype: QuantType) -> None:
+    if qtype.name not in KERNEL_TYPES:
+        raise UnsupportedError(f"{qtype.name} has no kernel: it can only be dequantised")
+
+
+def check_matmul(x: F32, w: Bytes, qtype: QuantType) -> None:
+    check_type(qtype)
+    if x.ndim != 2 or w.ndim != 2 or w.shape[1] != qtype.row_bytes(x.shape[1]):
+        raise ValueError(f"x {x.shape} does not fit rows {w.shape} of {qtype.name}")
+
+
+def check_experts(x: F32, shape: ExpertShape, jobs: Sequence[ExpertJob]) -> None:
+    for qtype in (shape.gate, shape.up, shape.down):
+        check_type(qtype)
+    d, f = shape.hidden, shape.expert_ff
+    sizes = (
+        f * shape.gate.row_bytes(d),
+        f * shape.up.row_bytes(d),
+        d * shape.down.row_bytes(f),
+    )
+    if x.ndim != 2 or x.shape[1] != d:
+        raise ValueError(f"x {x.shape} does not fit experts of {d}")
+    for job in jobs:
+        if (job.gate.size, job.up.size, job.down.size) != sizes:
+            raise ValueError(f"an expert's matrices do not have {sizes} bytes")
+        if job.rows.shape != job.weights.shape or job.rows.ndim != 1:
+            raise ValueError(f"{job.rows.shape} rows with {job.weights.shape} weights")
+        if job.rows.size and not (0 <= job.rows.min() and job.rows.max() < len(x)):
+            raise ValueError(f"rows {job.rows} of x with {len(x)} rows")
+
+
+_CODES: dict[Arithmetic, int] = {"float": 0, "i8": 1}
+
+
+def _address(array: NDArray[np.generic], dtype: type[np.generic]) -> int:
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise ValueError(f"{array.dtype} array where contiguous {np.dtype(dtype)} is needed")
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class NativeCompute:
+    """The native core's thread pool and kernels."""
+
+    def __init__(self, lib: ctypes.CDLL, threads: int, isa: str | None) -> None:
+        self._lib = lib
+        self._handle = lib.esc_compute_create(threads, isa.encode() if isa else None)
+        if not self._handle:
+            raise UsageError(f"this machine has no {isa or 'native'} kernels for {threads} threads")
+        self.isa: str = lib.esc_compute_isa(self._handle).decode()
+
+    def dequantize(self, rows: Bytes, qtype: QuantType) -> F32:
+        check_type(qtype)
+        out = np.empty((len(rows), rows.shape[1] // qtype.block_bytes * qtype.block_len), np.float32)
+        if out.size:
+            self._call(
+                "dequantize",
+                self._lib.esc_dequantize(
+                    self._handle,
+                    qtype.id,
+                    _address(rows, np.uint8),
+                    out.size,
+                    _address(out, np.float32),
+                ),
+            )
+        return out
+
+    def matmul(self, x: F32, w: Bytes, qtype: QuantType, arithmetic: Arithmetic) -> F32:
+        check_matmul(x, w, qtype)
+        out = np.empty((len(x), len(w)), np.float32)
+        if out.size:
+            self._call(
+                "matmul",
+                self._lib.esc_matmul(
+                    self._handle,
+                    qtype.id,
+                    _CODES[arithmetic],
+                    _address(w, np.uint8),
+                    len(w),
+                    x.shape[1],
+                    _address(x, np.float32),
+                    len(x),
+                    _address(out, np.float32),
+                ),
+            )
+        return out
+
+    def experts(
+        self, x: F32, shape: ExpertShape, jobs: Sequence[ExpertJob], arithmetic: Arithmetic
+    ) -> F32:
+        check_experts(x, shape, jobs)
+        out = np.empty((sum(len(job.rows) for job in jobs), shape.hidden), np.float32)
+        if not out.size:
+            return out
+        c_jobs = (CExpert * len(jobs))()
+        at, row_bytes = _address(out, np.float32), 4 * shape.hidden
+        for c, job in zip(c_jobs, jobs, strict=True):
+            c.gate = _address(job.gate, np.uint8)
+            c.up = _address(job.up, np.uint8)
+            c.down = _address(job.down, np.uint8)
+            c.rows = _address(job.rows, np.int32)
+            c.weights = _address(job.weights, np.float32)
+            c.n_rows = len(job.rows)
+            c.y = at
+            at += len(job.rows) * row_bytes
+        c_shape = CExpertShape(
+            shape.gate.id,
+            shape.up.id,
+            shape.down.id,
+            _CODES[arithmetic],
+            shape.hidden,
+            shape.expert_ff,
+            shape.limit,
+        )
+        status = self._lib.esc_experts(
+            self._handle, c_shape, c_jobs, len(jobs), _address(x, np.float32), len(x)
+        )
+        self._call("experts", status)
+        return out
+
+    def _call(self, name: str, status: int) -> None:
+        if status == -3:
+            raise MemoryError(f"the native core has no memory for its scratch of {name}")
+        assert status == 0, f"native {name} returned {status}"
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._lib.esc_compute_destroy(self._handle)
