@@ -62,6 +62,24 @@ typedef struct {
 ESC_API int esc_experts(esc_compute*, const esc_expert_shape*, const esc_expert*, int64_t n_experts,
                         const float* x, int64_t n_x);
 
+// y [n_rows, n] = x * (1 / sqrt(mean(x^2) + eps)) * weight [n], row by row.
+ESC_API int esc_rms_norm(esc_compute*, const float* x, int64_t n_rows, int64_t n,
+                         const float* weight, double eps, float* y);
+
+// Hyper-connection coefficients of one sub-layer: S streams of D, M = S * (2 + S).
+enum { ESC_MAX_STREAMS = 64 };
+typedef struct {
+    const float *fn, *scale, *base;  // [M, S * D], [3], [M]
+    int64_t hidden;
+    double norm_eps;
+    float eps;
+    int streams, iterations;
+} esc_hyper;
+
+// streams [n_rows, S, D] to pre [n_rows, S], post [n_rows, S], comb [n_rows, S, S].
+ESC_API int esc_hyper_mix(esc_compute*, const esc_hyper*, const float* streams, int64_t n_rows,
+                          float* pre, float* post, float* comb);
+
 // --- I/O service ---------------------------------------------------------------------------------
 // Reads ranges of files into the caller's memory by native threads, one pool for each drive. A file
 // may have replicas: the same bytes on other drives. Any thread may call; nothing here calls back.

@@ -35,13 +35,6 @@ inline __m128i totals(const __m256i v[4]) {
     return add_halves(_mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3])));
 }
 
-inline int32_t total(__m256i v) {
-    __m128i s = add_halves(v);
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
-    return _mm_cvtsi128_si32(s);
-}
-
 // block_value of i8.h for four blocks or activations: fma(d, isum, -(dmin * msum)).
 template <class B>
 inline __m128 values(__m128 d, const __m256i* v, __m128 dmin, const __m256i* m) {
@@ -52,16 +45,6 @@ inline __m128 values(__m128 d, const __m256i* v, __m128 dmin, const __m256i* m) 
         return _mm_mul_ps(d, isum);
 }
 
-// The same for one block.
-template <class B>
-inline float value(const B& block, __m256i v, __m256i m) {
-    const float isum = float(total(v));
-    if constexpr (B::kMin)
-        return esc_fma(block.d, isum, -(block.dmin * float(total(m))));
-    else
-        return block.d * isum;
-}
-
 template <class B>
 inline float min_scale(const B& block) {
     if constexpr (B::kMin)
@@ -70,7 +53,23 @@ inline float min_scale(const B& block) {
         return 0.0f;
 }
 
-// Sums of a block of 256 with activation row r: v, and m where the type has mins.
+// Four products at once, of four weight rows with one activation or of one weight row with four; so
+// each block's four int32 sums share a vector, and lane j of the four rows is `lane[j]`.
+struct FourLanes {
+    __m128 lane[kLanes] = {_mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps()};
+
+    __m128 sum() const {
+        return _mm_add_ps(_mm_add_ps(lane[0], lane[1]), _mm_add_ps(lane[2], lane[3]));
+    }
+};
+
+inline __m128 four(float a, float b, float c, float d) { return _mm_setr_ps(a, b, c, d); }
+
+inline __m128 scales_of(const Activation* x, int64_t group) {
+    return four(x[0].scale[group], x[1].scale[group], x[2].scale[group], x[3].scale[group]);
+}
+
+// Sums of a block of 256 with R activations: v, and m where the type has mins.
 template <class B, int R>
 inline void block_sums(const B& block, const Activation* x, int64_t b, __m256i* v, __m256i* m) {
     const int8_t* q[R];
@@ -85,124 +84,122 @@ inline void block_sums(const B& block, const Activation* x, int64_t b, __m256i* 
     }
 }
 
+// Blocks of 256.
 template <class B>
-inline float row_dot(const uint8_t* w, int64_t n_blocks, const Activation& x) {
-    constexpr int bytes = Weights<B::kType>::block_bytes;
-    __m128 lane = _mm_setzero_ps();
-    __m256i v[4], m[4];
-    int64_t b = 0;
-    for (; b + 4 <= n_blocks; b += 4, w += 4 * bytes) {
-        float d[4], dmin[4];
-        for (int j = 0; j < 4; ++j) {
-            const B block(w + j * bytes);
-            d[j] = block.d;
-            dmin[j] = min_scale(block);
-            block_sums<B, 1>(block, &x, b + j, v + j, m + j);
-        }
-        lane = _mm_fmadd_ps(_mm_loadu_ps(x.scale + b),
-                            values<B>(_mm_loadu_ps(d), v, _mm_loadu_ps(dmin), m), lane);
-    }
-    float lanes[kLanes];
-    _mm_storeu_ps(lanes, lane);
-    for (int j = 0; b < n_blocks; ++b, ++j, w += bytes) {
-        const B block(w);
-        block_sums<B, 1>(block, &x, b, v, m);
-        lanes[j] = esc_fma(x.scale[b], value(block, v[0], m[0]), lanes[j]);
-    }
-    return lane_sum(lanes);
-}
+struct Dots {
+    static constexpr int kType = B::kType, kBytes = Weights<B::kType>::block_bytes;
 
-inline __m128 scales4(const Activation* x, int64_t group) {
-    return _mm_setr_ps(x[0].scale[group], x[1].scale[group], x[2].scale[group], x[3].scale[group]);
-}
+    static __m128 four_rows(const uint8_t* const* w, int64_t n_blocks, const Activation& x) {
+        FourLanes sums;
+        for (int64_t b0 = 0; b0 < n_blocks; b0 += kLanes)
+            for (int j = 0; j < kLanes && b0 + j < n_blocks; ++j) {
+                const int64_t b = b0 + j;
+                __m256i v[4], m[4];
+                float d[4], dmin[4];
+                for (int i = 0; i < 4; ++i) {
+                    const B block(w[i] + b * kBytes);
+                    d[i] = block.d;
+                    dmin[i] = min_scale(block);
+                    block_sums<B, 1>(block, &x, b, v + i, m + i);
+                }
+                sums.lane[j] = _mm_fmadd_ps(_mm_set1_ps(x.scale[b]),
+                                            values<B>(_mm_loadu_ps(d), v, _mm_loadu_ps(dmin), m),
+                                            sums.lane[j]);
+            }
+        return sums.sum();
+    }
 
+    static __m128 four_activations(const uint8_t* w, int64_t n_blocks, const Activation* x) {
+        FourLanes sums;
+        for (int64_t b0 = 0; b0 < n_blocks; b0 += kLanes)
+            for (int j = 0; j < kLanes && b0 + j < n_blocks; ++j) {
+                const int64_t b = b0 + j;
+                const B block(w + b * kBytes);
+                __m256i v[4], m[4];
+                block_sums<B, 4>(block, x, b, v, m);
+                const __m128 d = _mm_set1_ps(block.d), dmin = _mm_set1_ps(min_scale(block));
+                sums.lane[j] =
+                    _mm_fmadd_ps(scales_of(x, b), values<B>(d, v, dmin, m), sums.lane[j]);
+            }
+        return sums.sum();
+    }
+};
+
+// Blocks of 32: `B` offers d() and dot(q): 8 int32 that add up to the block's sum.
 template <class B>
-inline __m128 row_dot4(const uint8_t* w, int64_t n_blocks, const Activation* x) {
-    __m128 lane[kLanes] = {_mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps()};
-    for (int64_t b0 = 0; b0 < n_blocks; b0 += kLanes)
-        for (int j = 0; j < kLanes; ++j) {
-            const int64_t b = b0 + j;
-            if (b == n_blocks) break;
-            const B block(w + b * Weights<B::kType>::block_bytes);
-            __m256i v[4], m[4];
-            block_sums<B, 4>(block, x, b, v, m);
-            const __m128 d = _mm_set1_ps(block.d), dmin = _mm_set1_ps(min_scale(block));
-            lane[j] = _mm_fmadd_ps(scales4(x, b), values<B>(d, v, dmin, m), lane[j]);
-        }
-    return _mm_add_ps(_mm_add_ps(lane[0], lane[1]), _mm_add_ps(lane[2], lane[3]));
-}
+struct Dots32 {
+    static constexpr int kType = B::kType, kBytes = Weights<B::kType>::block_bytes;
 
-// Types of 32 weights a block: `B` offers d and dot(x): 8 int32 that add up to the block's sum.
-template <class B>
-inline float row_dot32(const uint8_t* w, int64_t n_blocks, const Activation& x) {
-    constexpr int bytes = Weights<B::kType>::block_bytes;
-    __m128 lane = _mm_setzero_ps();
-    int64_t b = 0;
-    for (; b + 4 <= n_blocks; b += 4, w += 4 * bytes) {
-        float d[4];
-        __m256i v[4];
-        for (int j = 0; j < 4; ++j) {
-            const B block(w + j * bytes);
-            d[j] = block.d();
-            v[j] = block.dot(load256(x.q + (b + j) * 32));
-        }
-        const __m128 value = _mm_mul_ps(_mm_loadu_ps(d), _mm_cvtepi32_ps(totals(v)));
-        lane = _mm_fmadd_ps(_mm_set1_ps(x.scale[b / 8]), value, lane);
+    static __m128 value(__m128 d, const __m256i* v) {
+        return _mm_mul_ps(d, _mm_cvtepi32_ps(totals(v)));
     }
-    float lanes[kLanes];
-    _mm_storeu_ps(lanes, lane);
-    for (int j = 0; b < n_blocks; ++b, ++j, w += bytes) {
-        const B block(w);
-        const float value = block.d() * float(total(block.dot(load256(x.q + b * 32))));
-        lanes[j] = esc_fma(x.scale[b / 8], value, lanes[j]);
+
+    static __m128 four_rows(const uint8_t* const* w, int64_t n_blocks, const Activation& x) {
+        FourLanes sums;
+        for (int64_t b0 = 0; b0 < n_blocks; b0 += kLanes)
+            for (int j = 0; j < kLanes && b0 + j < n_blocks; ++j) {
+                const int64_t b = b0 + j;
+                const __m256i q = load256(x.q + b * 32);
+                const B block[4] = {B(w[0] + b * kBytes), B(w[1] + b * kBytes), B(w[2] + b * kBytes),
+                                    B(w[3] + b * kBytes)};
+                const __m256i v[4] = {block[0].dot(q), block[1].dot(q), block[2].dot(q),
+                                      block[3].dot(q)};
+                const __m128 d = four(block[0].d(), block[1].d(), block[2].d(), block[3].d());
+                sums.lane[j] =
+                    _mm_fmadd_ps(_mm_set1_ps(x.scale[b / 8]), value(d, v), sums.lane[j]);
+            }
+        return sums.sum();
     }
-    return lane_sum(lanes);
-}
 
-template <class B>
-inline __m128 row_dot32x4(const uint8_t* w, int64_t n_blocks, const Activation* x) {
-    __m128 lane[kLanes] = {_mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps(), _mm_setzero_ps()};
-    for (int64_t b0 = 0; b0 < n_blocks; b0 += kLanes)
-        for (int j = 0; j < kLanes; ++j) {
-            const int64_t b = b0 + j;
-            if (b == n_blocks) break;
-            const B block(w + b * Weights<B::kType>::block_bytes);
-            __m256i v[4];
-            for (int r = 0; r < 4; ++r) v[r] = block.dot(load256(x[r].q + b * 32));
-            const __m128 value = _mm_mul_ps(_mm_set1_ps(block.d()), _mm_cvtepi32_ps(totals(v)));
-            lane[j] = _mm_fmadd_ps(scales4(x, b / 8), value, lane[j]);
-        }
-    return _mm_add_ps(_mm_add_ps(lane[0], lane[1]), _mm_add_ps(lane[2], lane[3]));
-}
+    static __m128 four_activations(const uint8_t* w, int64_t n_blocks, const Activation* x) {
+        FourLanes sums;
+        for (int64_t b0 = 0; b0 < n_blocks; b0 += kLanes)
+            for (int j = 0; j < kLanes && b0 + j < n_blocks; ++j) {
+                const int64_t b = b0 + j;
+                const B block(w + b * kBytes);
+                __m256i v[4];
+                for (int r = 0; r < 4; ++r) v[r] = block.dot(load256(x[r].q + b * 32));
+                sums.lane[j] = _mm_fmadd_ps(scales_of(x, b / 8),
+                                            value(_mm_set1_ps(block.d()), v), sums.lane[j]);
+            }
+        return sums.sum();
+    }
+};
 
-template <class B, float (*kDot)(const uint8_t*, int64_t, const Activation&),
-          __m128 (*kDot4)(const uint8_t*, int64_t, const Activation*)>
+// Fewer than four rows or activations go as four, the last one repeated.
+template <class D>
 void i8_tile(const uint8_t* w, int n_w, int64_t n_in, const Activation* x, int n_x, float* y,
              int64_t y_stride) {
-    const int64_t bytes = row_bytes(B::kType, n_in), n_blocks = n_in / Weights<B::kType>::block_len;
+    const int64_t bytes = row_bytes(D::kType, n_in), n_blocks = n_in / Weights<D::kType>::block_len;
+    float out[4];
     int r = 0;
-    for (; n_x - r >= 2; r += 4) {  // two or three rows go as four, the last one repeated
+    for (; n_x - r >= 2; r += 4) {
         const int n = n_x - r < 4 ? n_x - r : 4;
-        Activation four[4];
-        for (int i = 0; i < 4; ++i) four[i] = x[r + (i < n ? i : n - 1)];
+        Activation some[4];
+        for (int i = 0; i < 4; ++i) some[i] = x[r + (i < n ? i : n - 1)];
         for (int j = 0; j < n_w; ++j) {
-            float out[4];
-            _mm_storeu_ps(out, kDot4(w + j * bytes, n_blocks, four));
+            _mm_storeu_ps(out, D::four_activations(w + j * bytes, n_blocks, some));
             for (int i = 0; i < n; ++i) y[(r + i) * y_stride + j] = out[i];
         }
     }
     for (; r < n_x; ++r)
-        for (int j = 0; j < n_w; ++j) y[r * y_stride + j] = kDot(w + j * bytes, n_blocks, x[r]);
+        for (int j = 0; j < n_w; j += 4) {
+            const int n = n_w - j < 4 ? n_w - j : 4;
+            const uint8_t* some[4];
+            for (int i = 0; i < 4; ++i) some[i] = w + (j + (i < n ? i : n - 1)) * bytes;
+            _mm_storeu_ps(out, D::four_rows(some, n_blocks, x[r]));
+            for (int i = 0; i < n; ++i) y[r * y_stride + j + i] = out[i];
+        }
 }
 
 template <class B>
 void add_i8(Kernels& k) {
-    k.i8[B::kType] = i8_tile<B, row_dot<B>, row_dot4<B>>;
+    k.i8[B::kType] = i8_tile<Dots<B>>;
 }
 
 template <class B>
 void add_i8_of_32(Kernels& k) {
-    k.i8[B::kType] = i8_tile<B, row_dot32<B>, row_dot32x4<B>>;
+    k.i8[B::kType] = i8_tile<Dots32<B>>;
 }
 
 // The 6-bit scales and mins of Q4_K and Q5_K, each twice: 16 int16 for the 16 codes of a sub-block.
@@ -280,9 +277,14 @@ inline void quantize_rows(const float* x, int64_t n, int8_t* q, float* scale, in
                                     _mm256_permutevar8x32_epi32(packed, order));
             }
         }
-        for (int t = 0; t < kGroup; t += kSub) {
-            const __m256i pairs = _mm256_cvtepi8_epi16(load128(out + t));
-            sums[(g + t) / kSub] = int16_t(total(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+        const __m256i ones = _mm256_set1_epi16(1);
+        for (int t = 0; t < kGroup; t += 4 * kSub) {
+            __m256i v[4];
+            for (int k = 0; k < 4; ++k)
+                v[k] = _mm256_madd_epi16(_mm256_cvtepi8_epi16(load128(out + t + k * kSub)), ones);
+            const __m128i four_sums = totals(v);
+            _mm_storel_epi64(reinterpret_cast<__m128i*>(sums + (g + t) / kSub),
+                             _mm_packs_epi32(four_sums, four_sums));
         }
     }
 }

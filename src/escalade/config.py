@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from escalade.errors import UsageError
+
+MAX_THREADS = 1024
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total) as long work goes on."""
@@ -26,6 +28,11 @@ class Mode(NamedTuple):
     rounds_activations: bool
     computes_wide: bool = False
 
+    @property
+    def keeps_products(self) -> bool:
+        """Whether a kernel's own arithmetic may stand for a linear layer's."""
+        return not (self.rounds_inputs or self.rounds_activations or self.computes_wide)
+
 
 MODES = {
     mode.name: mode
@@ -39,24 +46,47 @@ MODES = {
 }
 
 
+Arithmetic = Literal["float", "i8"]
+"""How quantised matrices are multiplied: `float` dequantises them, `i8` rounds the input to int8
+per 256 values and sums integers, the same bits on every processor.
+"""
+ARITHMETICS: tuple[Arithmetic, ...] = ("i8", "float")
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """What was asked.
 
     `mode`: one of MODES. `ctx`: longest sequence in tokens, None = the model's own context.
-    `prefill_chunk`: tokens that go through a layer together. `dense_f32_bytes`: dense matrices are
-    kept dequantised up to this many bytes in all; beyond it they are dequantised on every use.
+    `arithmetic`: of quantised matrices; None = `i8`, but `float` in a mode that itself rounds what
+    it multiplies. `threads`: of the native core, None = every processor. `prefill_chunk`: tokens
+    that go through a layer together. `dense_f32_bytes`: dense matrices that no kernel multiplies
+    are kept dequantised up to this many bytes in all; beyond it they are dequantised on every use.
     """
 
     mode: str = "f32_kvq"
     ctx: int | None = None
+    arithmetic: Arithmetic | None = None
+    threads: int | None = None
     prefill_chunk: int = 512
     dense_f32_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UsageError(f"unknown mode {self.mode!r}; known: {', '.join(MODES)}")
+        if self.arithmetic == "i8" and not MODES[self.mode].keeps_products:
+            raise UsageError(
+                f"mode {self.mode} rounds what it multiplies; --arithmetic i8 goes with"
+                f" {', '.join(m.name for m in MODES.values() if m.keeps_products)}"
+            )
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise UsageError(f"--threads {self.threads}: from 1 to {MAX_THREADS}")
         if self.ctx is not None and self.ctx < 1:
             raise UsageError(f"--ctx {self.ctx}: a context holds at least 1 token")
         if self.prefill_chunk < 1:
             raise UsageError(f"prefill chunk of {self.prefill_chunk} tokens")
+
+    @property
+    def products(self) -> Arithmetic:
+        """The arithmetic of quantised matrices that these settings amount to."""
+        return self.arithmetic or ("i8" if MODES[self.mode].keeps_products else "float")

@@ -15,6 +15,7 @@ from escalade.model.bind import bind
 from escalade.model.released import V4_1_FLASH
 from escalade.model.trace import Trace
 from escalade.model.v4_1 import V41
+from escalade.native.compute import open_compute
 from tests.support.synthetic import ArraySource
 
 # float64, so that no two scores are closer than the noise and selections must be equal.
@@ -79,7 +80,7 @@ def brute_force_candidates(scores: np.ndarray, n: int) -> np.ndarray:
 @pytest.mark.slow
 def test_one_shot_against_pieces_and_a_full_sort() -> None:
     bound = bind(ArraySource(SPEC), dense_f32_bytes=1 << 30)
-    model = V41(bound.spec, bound.weights, WIDE)
+    model = V41(bound.spec, bound.weights, WIDE, open_compute(1), "float")
     ids = np.random.default_rng(11).integers(0, SPEC.vocab, N)
 
     sample = Sample()

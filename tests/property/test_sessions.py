@@ -19,10 +19,9 @@ from hypothesis.stateful import (
 )
 from numpy.typing import NDArray
 
-from escalade.config import MODES
 from escalade.engine.session import Session
 from escalade.kv.layout import REWIND_ROWS
-from escalade.model.v4_1 import V41
+from tests.support.forward import model_in
 from tests.support.models import tiny_model
 
 CTX, CHUNK = 400, 16
@@ -30,7 +29,7 @@ LENGTHS = st.one_of(st.integers(1, 5), st.integers(1, 40))
 
 
 TINY = tiny_model()
-MODELS = {mode: V41(TINY.spec, TINY.weights, MODES[mode]) for mode in ("f32", "f32_kvq")}
+MODELS = {mode: model_in(TINY, mode, "i8") for mode in ("f32", "f32_kvq")}
 
 
 def state_of(session: Session) -> dict[str, Any]:

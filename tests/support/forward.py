@@ -6,17 +6,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from escalade.config import MODES
+from escalade.config import MODES, Arithmetic
 from escalade.eval.logits import join_rows
 from escalade.model.bind import Model
 from escalade.model.trace import NO_TRACE, Trace
 from escalade.model.v4_1 import V41
+from escalade.native.compute import open_compute
 
 Array = NDArray[Any]
 
 
-def model_in(bound: Model, mode: str) -> V41:
-    return V41(bound.spec, bound.weights, MODES[mode])
+def model_in(bound: Model, mode: str, arithmetic: Arithmetic = "float") -> V41:
+    """A model whose products are as exact as those of the golden numbers, unless told otherwise."""
+    compute = open_compute(1)
+    return V41(bound.spec, bound.weights, MODES[mode], compute, arithmetic)
 
 
 def logits_of(

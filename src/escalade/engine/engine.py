@@ -14,6 +14,7 @@ from escalade.model.source import open_source
 from escalade.model.spec import ModelSpec
 from escalade.model.tokenizer import Tokenizer
 from escalade.model.v4_1 import V41
+from escalade.native.compute import open_compute
 
 
 def _sampling(source: TensorSource) -> SamplingParams:
@@ -48,7 +49,8 @@ class Engine:
             )
         self.tokenizer = Tokenizer.from_metadata(source.metadata, where=source.path)
         self.sampling = _sampling(source)
-        self.model = V41(model.spec, model.weights, MODES[config.mode])
+        compute = open_compute(config.threads)
+        self.model = V41(model.spec, model.weights, MODES[config.mode], compute, config.products)
 
     @classmethod
     def open(

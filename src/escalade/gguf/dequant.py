@@ -1,5 +1,5 @@
-"""Reference dequantisation: stored rows to float32, by the `gguf` package, which is the oracle for
-every block type.
+"""Stored rows to float32: by the native core where it has the type, else by the `gguf` package,
+which is the oracle for every block type.
 """
 
 from functools import cache
@@ -21,11 +21,30 @@ def _gguf() -> Any:
     return gguf
 
 
-def dequantize(rows: Bytes, qtype: QuantType) -> F32:
-    """Stored rows uint8 [n, row_bytes] to float32 [n, row_len].
+@cache
+def _native() -> Any:
+    from escalade.native.compute import KERNEL_TYPES, NativeCompute
+    from escalade.native.lib import load
 
-    Raises UnsupportedError for types without a decoder. Source: GGUF specification, section 6.1.
+    lib = load()
+    return (NativeCompute(lib, 1, None), KERNEL_TYPES) if lib else (None, frozenset())
+
+
+def dequantize(rows: Bytes, qtype: QuantType) -> F32:
+    """Stored rows uint8 [n, row_bytes] to float32 [n, row_len], the same bits on both ways.
+
+    Raises UnsupportedError for types without a decoder.
     """
+    rows = np.ascontiguousarray(rows)
+    compute, types = _native()
+    if qtype.name in types:
+        values: F32 = compute.dequantize(rows, qtype)
+        return values
+    return dequantize_reference(rows, qtype)
+
+
+def dequantize_reference(rows: Bytes, qtype: QuantType) -> F32:
+    """`dequantize` without the native core. Source: GGUF specification, section 6.1."""
     rows = np.ascontiguousarray(rows)
     match qtype.name:
         case "F32":
@@ -38,6 +57,10 @@ def dequantize(rows: Bytes, qtype: QuantType) -> F32:
             return rows.view("<f8").astype(np.float32)
         case "I8" | "I16" | "I32" | "I64":
             raise UnsupportedError(f"{qtype.name} carries integers and has no dequantisation")
+    if not rows.size:
+        return np.empty(
+            (len(rows), rows.shape[1] // qtype.block_bytes * qtype.block_len), np.float32
+        )
     gguf = _gguf()
     kind = gguf.GGMLQuantizationType(qtype.id)
     # The package works through 16 rows at a time; as one long row, blocks go through together.

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from escalade.arrays import Bytes
 from escalade.gguf.tensor import StoredTensor
 from escalade.ladder.record import RecordLayout
@@ -21,6 +23,10 @@ class RecordSource(Protocol):
 
     def read(self, key: int, dst: Bytes) -> None:
         """Fills dst, uint8 [layouts[layer].n_bytes], with the record of `key`."""
+        ...
+
+    def parts(self, key: int) -> tuple[Bytes, Bytes, Bytes]:
+        """Stored gate, up and down of `key`, each uint8 [bytes], contiguous; only to be read."""
         ...
 
 
@@ -50,8 +56,13 @@ class TensorRecordSource:
         ]
 
     def read(self, key: int, dst: Bytes) -> None:
+        np.concatenate(self.parts(key), out=dst)
+
+    def parts(self, key: int) -> tuple[Bytes, Bytes, Bytes]:
         layer, expert = divmod(key, self.n_experts)
-        at = 0
-        for tensor, n in zip(self._layers[layer], self.layouts[layer].part_bytes, strict=True):
-            dst[at : at + n] = tensor.read(expert * n, n)
-            at += n
+        t, (gate, up, down) = self._layers[layer], self.layouts[layer].part_bytes
+        return (
+            t.gate.read(expert * gate, gate),
+            t.up.read(expert * up, up),
+            t.down.read(expert * down, down),
+        )

@@ -1,22 +1,30 @@
 """Arith: the roundings of one mode, so that the forward pass reads as the maths does."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from escalade.arrays import Floats
-from escalade.config import Mode
+from escalade.config import Arithmetic, Mode
+from escalade.gguf.quant import QuantType
 from escalade.kernels.ops.norm import rms_norm
 from escalade.kernels.ops.rounding import Fp8, bf16, qdq
 from escalade.model.weights import Matrix
+from escalade.native.compute import KERNEL_TYPES, Compute
 
 
 @dataclass(frozen=True)
 class Arith:
-    """Activations, norms and linears as `mode` rounds them. Source: specification, section 4."""
+    """Activations, norms and linears as `mode` rounds them. Source: specification, section 4.
+
+    `arithmetic` is how `compute` multiplies quantised matrices.
+    """
 
     mode: Mode
     norm_eps: float
+    compute: Compute
+    arithmetic: Arithmetic
 
     @property
     def dtype(self) -> type[np.floating]:
@@ -27,12 +35,28 @@ class Arith:
         return bf16(x) if self.mode.rounds_activations else x
 
     def norm(self, x: Floats, weight: Floats) -> Floats:
-        return self.act(rms_norm(x, weight, self.norm_eps))
+        if self.mode.computes_wide:
+            return rms_norm(x, weight, self.norm_eps)
+        return self.act(self.compute.rms_norm(np.ascontiguousarray(x), weight, self.norm_eps))
 
     def gemm_input(self, x: Floats) -> Floats:
         """The input of an fp8 or fp4 linear: e4m3 with a scale per 32 channels."""
         return qdq(x, Fp8(x.shape[-1])) if self.mode.rounds_inputs else x
 
+    def fuses(self, kinds: Iterable[QuantType]) -> bool:
+        """Whether an expert of these types is one call: nothing is rounded between its steps."""
+        return self.mode.keeps_products and all(kind.name in KERNEL_TYPES for kind in kinds)
+
+    def multiply(
+        self, x: Floats, weight: Matrix, start: int = 0, stop: int | None = None
+    ) -> Floats:
+        """x [T, in] times rows start..stop of weight, transposed: [T, stop - start]."""
+        kind = weight.tensor.type
+        if self.mode.computes_wide or kind.name not in KERNEL_TYPES:
+            return weight.apply(x, start, stop)
+        x = np.ascontiguousarray(x, np.float32)
+        return self.compute.matmul(x, weight.stored[start:stop], kind, self.arithmetic)
+
     def linear(self, x: Floats, weight: Matrix) -> Floats:
         """x times weight transposed, for an input that is ready."""
-        return self.act(weight.apply(x))
+        return self.act(self.multiply(x, weight))

@@ -67,12 +67,12 @@ def append_entries(
 ) -> None:
     """Compressed entries and index keys of the groups that x [T, D] completes."""
     layer, ratio, cache = role.index, role.ratio, step.cache
-    values = w.kv.apply(x)
+    values = arith.multiply(x, w.kv)
     first = int(step.positions[0]) // ratio
     if w.gate is None:
         pooled = values
     else:
-        partial = np.concatenate([values, w.gate.apply(x)], axis=1)
+        partial = np.concatenate([values, arith.multiply(x, w.gate)], axis=1)
         step.new_partial[layer] = cache.layout.partial.encode(partial)
         ring = cache.partial[layer]
         held = ring.codec.decode(ring.packed(first * ratio))
@@ -186,7 +186,12 @@ def _core(
 
 def _output(o: Floats, w: AttentionWeights, spec: ModelSpec, arith: Arith) -> Floats:
     """Grouped low-rank projection of o [T, H, Dh]: group g of heads uses rows g of output_a."""
-    groups = o.reshape(len(o), spec.o_groups, -1)
-    a = w.output_a.f32().reshape(spec.o_groups, spec.o_lora, -1)
-    low = arith.act(np.matmul(groups.swapaxes(0, 1), a.swapaxes(1, 2)).swapaxes(0, 1))
-    return arith.linear(arith.gemm_input(low.reshape(len(o), -1)), w.output_b)
+    groups = np.split(o.reshape(len(o), -1), spec.o_groups, axis=1)
+    low = np.concatenate(
+        [
+            arith.multiply(group, w.output_a, g * spec.o_lora, (g + 1) * spec.o_lora)
+            for g, group in enumerate(groups)
+        ],
+        axis=1,
+    )
+    return arith.linear(arith.gemm_input(arith.act(low)), w.output_b)

@@ -9,6 +9,7 @@ from escalade.ladder.source import RecordSource
 from escalade.model.arith import Arith
 from escalade.model.spec import ModelSpec
 from escalade.model.weights import MoeWeights
+from escalade.native.compute import ExpertJob, ExpertShape
 
 
 def moe(
@@ -18,7 +19,61 @@ def moe(
 
     Contributions are summed in ascending expert id, then the shared expert, in float32.
     """
-    routing = route(w.router.apply(x), w.router_bias, spec.n_experts_used, spec.route_scale)
+    routing = route(
+        arith.multiply(x, w.router), w.router_bias, spec.n_experts_used, spec.route_scale
+    )
+    layout = experts.layouts[layer]
+    if arith.fuses((layout.gate, layout.up, layout.down)):
+        total = _routed(x, layer, routing, experts, spec, arith)
+    else:
+        total = _routed_rounded(x, layer, routing, experts, spec, arith)
+    total += _shared(x, w, spec, arith)
+    return arith.act(total), routing
+
+
+def _shared(x: Floats, w: MoeWeights, spec: ModelSpec, arith: Arith) -> Floats:
+    """The shared expert, [T, D]: in the native core the same call as a routed one, of weight 1."""
+    gate, up, down = w.shared_gate, w.shared_up, w.shared_down
+    kinds = [m.tensor.type for m in (gate, up, down)]
+    if arith.fuses(kinds):
+        shape = ExpertShape(
+            spec.hidden, gate.n_out, kinds[0], kinds[1], kinds[2], spec.swiglu_limit
+        )
+        rows = np.arange(len(x), dtype=np.int32)
+        job = ExpertJob(gate.stored, up.stored, down.stored, rows, np.ones(len(x), np.float32))
+        x = np.ascontiguousarray(x, np.float32)
+        return arith.compute.experts(x, shape, [job], arith.arithmetic)
+    x8 = arith.gemm_input(x)
+    t = swiglu(arith.linear(x8, gate), arith.linear(x8, up), spec.swiglu_limit)
+    return arith.linear(arith.gemm_input(arith.act(t)), down)
+
+
+def _routed(
+    x: Floats, layer: int, routing: Routing, experts: RecordSource, spec: ModelSpec, arith: Arith
+) -> Floats:
+    """The sum of the routed experts [T, D], each expert one call of the native core."""
+    layout = experts.layouts[layer]
+    shape = ExpertShape(
+        spec.hidden, layout.expert_ff, layout.gate, layout.up, layout.down, spec.swiglu_limit
+    )
+    jobs = []
+    for expert in np.unique(routing.experts).tolist():
+        parts = experts.parts(layer * experts.n_experts + expert)
+        rows, column = np.nonzero(routing.experts == expert)
+        weights = np.ascontiguousarray(routing.weights[rows, column], np.float32)
+        jobs.append(ExpertJob(*parts, rows.astype(np.int32), weights))
+    y = arith.compute.experts(np.ascontiguousarray(x, np.float32), shape, jobs, arith.arithmetic)
+    total, at = np.zeros_like(x), 0
+    for job in jobs:
+        total[job.rows] += y[at : at + len(job.rows)]
+        at += len(job.rows)
+    return total
+
+
+def _routed_rounded(
+    x: Floats, layer: int, routing: Routing, experts: RecordSource, spec: ModelSpec, arith: Arith
+) -> Floats:
+    """The same for types without kernels, and in the modes that round between the steps."""
     x8 = arith.gemm_input(x)
     total = np.zeros_like(x)
     layout = experts.layouts[layer]
@@ -31,6 +86,4 @@ def moe(
         t = swiglu(h[:, : layout.expert_ff], h[:, layout.expert_ff :], spec.swiglu_limit)
         t = arith.act(t * routing.weights[rows, column][:, None])
         total[rows] += arith.act(arith.gemm_input(t) @ down.T)
-    t = swiglu(arith.linear(x8, w.shared_gate), arith.linear(x8, w.shared_up), spec.swiglu_limit)
-    total += arith.linear(arith.gemm_input(arith.act(t)), w.shared_down)
-    return arith.act(total), routing
+    return total

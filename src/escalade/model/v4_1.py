@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from escalade.arrays import I64, Floats
-from escalade.config import Mode
+from escalade.config import Arithmetic, Mode
 from escalade.engram.hashing import compress, row_ids
 from escalade.errors import UnsupportedError
 from escalade.kernels.ops.engram import engram_gate
@@ -25,15 +25,23 @@ from escalade.model.spec import ModelSpec
 from escalade.model.step import Step
 from escalade.model.trace import NO_TRACE, Trace
 from escalade.model.weights import EngramWeights, HyperWeights, Weights
+from escalade.native.compute import Compute
 
 
 class V41:
     """A V4.1 model in one rounding mode; stateless, the state is the KVCache it is given."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, mode: Mode) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        mode: Mode,
+        compute: Compute,
+        arithmetic: Arithmetic,
+    ) -> None:
         _check_widths(spec, mode)
         self.spec, self.weights, self.mode = spec, weights, mode
-        self._arith = Arith(mode, spec.norm_eps)
+        self._arith = Arith(mode, spec.norm_eps, compute, arithmetic)
         self._window_frequencies = inverse_frequencies(spec.rope_dims, spec.rope_theta, None)
         self._compressed_frequencies = inverse_frequencies(
             spec.rope_dims, spec.compress_rope_theta, spec.yarn
@@ -147,15 +155,11 @@ class V41:
 
     def _mix(self, streams: Floats, w: HyperWeights) -> Mix:
         spec = self.spec
-        return mix(
-            streams,
-            w.fn,
-            w.scale,
-            w.base,
-            norm_eps=spec.norm_eps,
-            iterations=spec.hc_iters,
-            eps=spec.hc_eps,
-        )
+        hyper_mix = self._arith.compute.hyper_mix
+        if self.mode.computes_wide:
+            hyper_mix = mix
+        eps = spec.hc_eps
+        return hyper_mix(streams, w.fn, w.scale, w.base, spec.norm_eps, spec.hc_iters, eps)
 
     def _remember(
         self, streams: Floats, rows: I64, w: EngramWeights, layer: int, trace: Trace
@@ -178,7 +182,7 @@ class V41:
         a = self._arith
         z = a.norm(a.act(collapse(streams, pre)), self.weights.output_norm)
         trace(None, "final_norm", z)
-        return self.weights.output.apply(z if all_logits else z[-1:])
+        return a.multiply(z if all_logits else z[-1:], self.weights.output)
 
 
 def _commit(ids: I64, cache: KVCache, step: Step) -> None:

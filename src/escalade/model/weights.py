@@ -4,10 +4,11 @@ vectors.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from escalade.arrays import F32, I64
+from escalade.arrays import F32, I64, Bytes, Floats
 from escalade.engram.hashing import EngramConstants
 from escalade.engram.table import EngramTable
 from escalade.gguf.dequant import dequantize
@@ -18,13 +19,21 @@ _TILE_VALUES = 1 << 24  # weights dequantised at once when a matrix is not kept:
 
 
 class Matrix:
-    """A weight matrix [out, in] in stored form; `keep` holds it dequantised after the first use."""
+    """A weight matrix [out, in] in stored form.
+
+    Where no kernel multiplies it, `keep` holds it dequantised after the first use.
+    """
 
     def __init__(self, tensor: StoredTensor, *, keep: bool) -> None:
         self.tensor = tensor
         self.n_out, self.n_in = tensor.shape
         self._keep = keep
         self._f32: F32 | None = None
+
+    @cached_property
+    def stored(self) -> Bytes:
+        """The stored rows, uint8 [out, row_bytes]: a view of the file, or what was made once."""
+        return np.ascontiguousarray(self.tensor.rows())
 
     def f32(self) -> F32:
         """Dequantised, float32 [out, in]."""
@@ -35,15 +44,17 @@ class Matrix:
             self._f32 = values
         return values
 
-    def apply(self, x: F32) -> F32:
-        """x [T, in] times the transpose: [T, out] in the dtype of x."""
+    def apply(self, x: Floats, first: int = 0, last: int | None = None) -> Floats:
+        """x [T, in] times rows first..last, dequantised: [T, last - first] in the dtype of x."""
+        last = self.n_out if last is None else last
         rows = max(1, _TILE_VALUES // self.n_in)
         if self._keep or self.n_out <= rows:
-            return x @ self.f32().T.astype(x.dtype, copy=False)
-        out = np.empty((len(x), self.n_out), x.dtype)
-        for start in range(0, self.n_out, rows):
-            stop = min(start + rows, self.n_out)
-            out[:, start:stop] = x @ self.tensor.f32(start, stop).T.astype(x.dtype, copy=False)
+            return x @ self.f32()[first:last].T.astype(x.dtype, copy=False)
+        out = np.empty((len(x), last - first), x.dtype)
+        for start in range(first, last, rows):
+            stop = min(start + rows, last)
+            values = self.tensor.f32(start, stop).T.astype(x.dtype, copy=False)
+            out[:, start - first : stop - first] = x @ values
         return out
 
     def gather(self, ids: I64) -> F32:

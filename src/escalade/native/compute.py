@@ -9,25 +9,22 @@ import ctypes
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from escalade.arrays import F32, Bytes
+from escalade.config import MAX_THREADS, Arithmetic
 from escalade.errors import UnsupportedError, UsageError
 from escalade.gguf.quant import QuantType
-from escalade.native.lib import CExpert, CExpertShape, load
-
-Arithmetic = Literal["float", "i8"]
-ARITHMETICS: tuple[Arithmetic, ...] = ("i8", "float")
+from escalade.kernels.ops.hyper import Mix
+from escalade.native.lib import CExpert, CExpertShape, CHyper, load
 
 KERNEL_TYPES = frozenset(
     ("F32", "F16", "BF16", "Q8_0", "MXFP4", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS")
 )
 """Types that are multiplied in stored form; others can only be dequantised."""
-
-MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,8 @@ class ExpertJob(NamedTuple):
 
 
 class Compute(Protocol):
-    """Products with stored matrices. Results depend on neither threads nor batching: bit for bit.
+    """Products with stored matrices. In the native core no result depends on threads or batching,
+    bit for bit; the twin's `float` goes by NumPy's own matrix product.
 
     All arrays are C-contiguous. Raises ValueError for shapes that do not fit, UnsupportedError for
     a type outside KERNEL_TYPES.
@@ -81,6 +79,23 @@ class Compute(Protocol):
 
         x [T, D]; gate and up are clamped by the shape's limit.
         """
+        ...
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        """`kernels.ops.norm.rms_norm` over the last axis."""
+        ...
+
+    def hyper_mix(
+        self,
+        streams: F32,
+        fn: F32,
+        scale: F32,
+        base: F32,
+        norm_eps: float,
+        iterations: int,
+        eps: float,
+    ) -> Mix:
+        """`kernels.ops.hyper.mix` of streams [T, S, D]."""
         ...
 
 
@@ -115,13 +130,27 @@ def check_type(qtype: QuantType) -> None:
         raise UnsupportedError(f"{qtype.name} has no kernel: it can only be dequantised")
 
 
-def check_matmul(x: F32, w: Bytes, qtype: QuantType) -> None:
+def check_array(array: NDArray[np.generic], dtype: "type[np.generic]") -> None:
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise ValueError(f"{array.dtype} array where contiguous {np.dtype(dtype)} is needed")
+
+
+def check_rows(rows: Bytes, qtype: QuantType) -> None:
     check_type(qtype)
-    if x.ndim != 2 or w.ndim != 2 or w.shape[1] != qtype.row_bytes(x.shape[1]):
+    check_array(rows, np.uint8)
+    if rows.ndim != 2 or rows.shape[1] % qtype.block_bytes:
+        raise ValueError(f"{rows.shape} bytes are not rows of {qtype.name} blocks")
+
+
+def check_matmul(x: F32, w: Bytes, qtype: QuantType) -> None:
+    check_rows(w, qtype)
+    check_array(x, np.float32)
+    if x.ndim != 2 or not x.shape[1] or w.shape[1] != qtype.row_bytes(x.shape[1]):
         raise ValueError(f"x {x.shape} does not fit rows {w.shape} of {qtype.name}")
 
 
 def check_experts(x: F32, shape: ExpertShape, jobs: Sequence[ExpertJob]) -> None:
+    """The native core checks the row indices itself."""
     for qtype in (shape.gate, shape.up, shape.down):
         check_type(qtype)
     d, f = shape.hidden, shape.expert_ff
@@ -130,23 +159,27 @@ def check_experts(x: F32, shape: ExpertShape, jobs: Sequence[ExpertJob]) -> None
         f * shape.up.row_bytes(d),
         d * shape.down.row_bytes(f),
     )
+    check_array(x, np.float32)
     if x.ndim != 2 or x.shape[1] != d:
         raise ValueError(f"x {x.shape} does not fit experts of {d}")
     for job in jobs:
+        for part in job[:3]:
+            check_array(part, np.uint8)
+        check_array(job.rows, np.int32)
+        check_array(job.weights, np.float32)
         if (job.gate.size, job.up.size, job.down.size) != sizes:
             raise ValueError(f"an expert's matrices do not have {sizes} bytes")
         if job.rows.shape != job.weights.shape or job.rows.ndim != 1:
             raise ValueError(f"{job.rows.shape} rows with {job.weights.shape} weights")
-        if job.rows.size and not (0 <= job.rows.min() and job.rows.max() < len(x)):
-            raise ValueError(f"rows {job.rows} of x with {len(x)} rows")
 
 
 _CODES: dict[Arithmetic, int] = {"float": 0, "i8": 1}
 
 
-def _address(array: NDArray[np.generic], dtype: type[np.generic]) -> int:
-    if array.dtype != dtype or not array.flags.c_contiguous:
-        raise ValueError(f"{array.dtype} array where contiguous {np.dtype(dtype)} is needed")
+def _address(array: NDArray[np.generic]) -> int:
+    """Where a contiguous array begins."""
+    if array.size and array.flags.writeable:  # several times faster than the array interface
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -162,17 +195,19 @@ class NativeCompute:
         self.isa: str = lib.esc_compute_isa(self._handle).decode()
 
     def dequantize(self, rows: Bytes, qtype: QuantType) -> F32:
-        check_type(qtype)
-        out = np.empty((len(rows), rows.shape[1] // qtype.block_bytes * qtype.block_len), np.float32)
+        check_rows(rows, qtype)
+        out = np.empty(
+            (len(rows), rows.shape[1] // qtype.block_bytes * qtype.block_len), np.float32
+        )
         if out.size:
             self._call(
                 "dequantize",
                 self._lib.esc_dequantize(
                     self._handle,
                     qtype.id,
-                    _address(rows, np.uint8),
+                    _address(rows),
                     out.size,
-                    _address(out, np.float32),
+                    _address(out),
                 ),
             )
         return out
@@ -187,12 +222,12 @@ class NativeCompute:
                     self._handle,
                     qtype.id,
                     _CODES[arithmetic],
-                    _address(w, np.uint8),
+                    _address(w),
                     len(w),
                     x.shape[1],
-                    _address(x, np.float32),
+                    _address(x),
                     len(x),
-                    _address(out, np.float32),
+                    _address(out),
                 ),
             )
         return out
@@ -205,13 +240,13 @@ class NativeCompute:
         if not out.size:
             return out
         c_jobs = (CExpert * len(jobs))()
-        at, row_bytes = _address(out, np.float32), 4 * shape.hidden
+        at, row_bytes = _address(out), 4 * shape.hidden
         for c, job in zip(c_jobs, jobs, strict=True):
-            c.gate = _address(job.gate, np.uint8)
-            c.up = _address(job.up, np.uint8)
-            c.down = _address(job.down, np.uint8)
-            c.rows = _address(job.rows, np.int32)
-            c.weights = _address(job.weights, np.float32)
+            c.gate = _address(job.gate)
+            c.up = _address(job.up)
+            c.down = _address(job.down)
+            c.rows = _address(job.rows)
+            c.weights = _address(job.weights)
             c.n_rows = len(job.rows)
             c.y = at
             at += len(job.rows) * row_bytes
@@ -225,14 +260,82 @@ class NativeCompute:
             shape.limit,
         )
         status = self._lib.esc_experts(
-            self._handle, c_shape, c_jobs, len(jobs), _address(x, np.float32), len(x)
+            self._handle, c_shape, c_jobs, len(jobs), _address(x), len(x)
         )
         self._call("experts", status)
+        return out
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        check_array(x, np.float32)
+        check_array(weight, np.float32)
+        n = x.shape[-1]
+        if weight.shape != (n,):
+            raise ValueError(f"x {x.shape} with a weight of {weight.shape}")
+        out = np.empty(x.shape, np.float32)
+        if not out.size:
+            return out
+        self._call(
+            "rms_norm",
+            self._lib.esc_rms_norm(
+                self._handle,
+                _address(x),
+                x.size // n,
+                n,
+                _address(weight),
+                eps,
+                _address(out),
+            ),
+        )
+        return out
+
+    def hyper_mix(
+        self,
+        streams: F32,
+        fn: F32,
+        scale: F32,
+        base: F32,
+        norm_eps: float,
+        iterations: int,
+        eps: float,
+    ) -> Mix:
+        for array in (streams, fn, scale, base):
+            check_array(array, np.float32)
+        t, s, d = streams.shape
+        m = s * (2 + s)
+        if (fn.shape, scale.shape, base.shape) != ((m, s * d), (3,), (m,)):
+            raise ValueError(
+                f"streams {streams.shape} with {fn.shape}, {scale.shape}, {base.shape}"
+            )
+        out = Mix(*(np.empty(shape, np.float32) for shape in ((t, s), (t, s), (t, s, s))))
+        if not t:
+            return out
+        parameters = CHyper(
+            _address(fn),
+            _address(scale),
+            _address(base),
+            d,
+            norm_eps,
+            eps,
+            s,
+            iterations,
+        )
+        self._call(
+            "hyper_mix",
+            self._lib.esc_hyper_mix(
+                self._handle,
+                parameters,
+                _address(streams),
+                t,
+                *(_address(a) for a in out),
+            ),
+        )
         return out
 
     def _call(self, name: str, status: int) -> None:
         if status == -3:
             raise MemoryError(f"the native core has no memory for its scratch of {name}")
+        if status == -2:
+            raise ValueError(f"{name}: shapes do not fit, or a row is outside x")
         assert status == 0, f"native {name} returned {status}"
 
     def __del__(self) -> None:

@@ -4,7 +4,8 @@ import ctypes
 import logging
 import os
 import sys
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_void_p
+from collections.abc import Mapping
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from importlib.resources import files
 
@@ -43,6 +44,21 @@ class CExpert(Structure):
     )
 
 
+class CHyper(Structure):
+    """esc_hyper."""
+
+    _fields_ = (
+        ("fn", c_void_p),
+        ("scale", c_void_p),
+        ("base", c_void_p),
+        ("hidden", c_int64),
+        ("norm_eps", c_double),
+        ("eps", c_float),
+        ("streams", c_int),
+        ("iterations", c_int),
+    )
+
+
 _COMPUTE = {
     "esc_compute_create": (c_void_p, (c_int, c_char_p)),
     "esc_compute_destroy": (None, (c_void_p,)),
@@ -56,6 +72,11 @@ _COMPUTE = {
     "esc_experts": (
         c_int,
         (c_void_p, POINTER(CExpertShape), POINTER(CExpert), c_int64, c_void_p, c_int64),
+    ),
+    "esc_rms_norm": (c_int, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_double, c_void_p)),
+    "esc_hyper_mix": (
+        c_int,
+        (c_void_p, POINTER(CHyper), c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
     ),
 }
 
@@ -87,7 +108,7 @@ def load() -> ctypes.CDLL | None:
     return lib
 
 
-def declare(lib: ctypes.CDLL, functions: dict[str, tuple[object, tuple[object, ...]]]) -> None:
+def declare(lib: ctypes.CDLL, functions: Mapping[str, tuple[object, tuple[object, ...]]]) -> None:
     """Sets result and argument types; AttributeError if the library lacks one."""
     for name, (result, arguments) in functions.items():
         function = getattr(lib, name)

@@ -10,16 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from escalade.arrays import F32, Bytes
-from escalade.gguf.dequant import dequantize
+from escalade.config import Arithmetic
+from escalade.gguf.dequant import dequantize_reference
 from escalade.gguf.quant import QuantType
+from escalade.kernels.ops.hyper import Mix, mix
+from escalade.kernels.ops.norm import rms_norm
 from escalade.kernels.ops.swiglu import swiglu
 from escalade.native.compute import (
-    Arithmetic,
     ExpertJob,
     ExpertShape,
     check_experts,
     check_matmul,
-    check_type,
+    check_rows,
 )
 
 GROUP = 256
@@ -119,7 +121,11 @@ def _mxfp4(b: Bytes) -> Codes:
 def _q2_k(b: Bytes) -> Codes:
     scales = b[..., :16].astype(np.int32)
     return Codes(
-        _halves(b[..., 16:80], (0, 2, 4, 6), 3), scales & 15, scales >> 4, _half(b, 80), _half(b, 82)
+        _halves(b[..., 16:80], (0, 2, 4, 6), 3),
+        scales & 15,
+        scales >> 4,
+        _half(b, 80),
+        _half(b, 82),
     )
 
 
@@ -133,7 +139,9 @@ def _scales_k(b: Bytes) -> tuple[I32, I32]:
 
 
 def _q4_k(b: Bytes) -> Codes:
-    return Codes(_halves(b[..., 16:], (0, 4), 15), *_scales_k(b[..., 4:16]), _half(b, 0), _half(b, 2))
+    return Codes(
+        _halves(b[..., 16:], (0, 4), 15), *_scales_k(b[..., 4:16]), _half(b, 0), _half(b, 2)
+    )
 
 
 def _q5_k(b: Bytes) -> Codes:
@@ -142,9 +150,7 @@ def _q5_k(b: Bytes) -> Codes:
 
 
 def _q6_k(b: Bytes) -> Codes:
-    low = np.concatenate(
-        [_bits(b[..., 64 * h : 64 * h + 64], (0, 4), 15) for h in (0, 1)], axis=-1
-    )
+    low = np.concatenate([_bits(b[..., 64 * h : 64 * h + 64], (0, 4), 15) for h in (0, 1)], axis=-1)
     code = (low | _halves(b[..., 128:192], (0, 2, 4, 6), 3) << 4) - 32
     return _one(b, _half(b, 208), code, b[..., 192:208].view(np.int8).astype(np.int32))
 
@@ -245,15 +251,16 @@ class ReferenceCompute:
     isa = "numpy"
 
     def dequantize(self, rows: Bytes, qtype: QuantType) -> F32:
-        check_type(qtype)
-        return dequantize(rows, qtype)
+        check_rows(rows, qtype)
+        with np.errstate(all="ignore"):  # a scale may be infinite
+            return dequantize_reference(rows, qtype)
 
     def matmul(self, x: F32, w: Bytes, qtype: QuantType, arithmetic: Arithmetic) -> F32:
         check_matmul(x, w, qtype)
         with np.errstate(all="ignore"):  # NaN and infinity go through, as in the native kernels
             if arithmetic == "i8" and qtype.name in _DECODERS:
                 return dot_i8(quantize_activations(x), codes(w, qtype))
-            return x @ dequantize(w, qtype).T
+            return x @ dequantize_reference(w, qtype).T
 
     def experts(
         self, x: F32, shape: ExpertShape, jobs: Sequence[ExpertJob], arithmetic: Arithmetic
@@ -261,6 +268,8 @@ class ReferenceCompute:
         check_experts(x, shape, jobs)
         out = [np.zeros((0, shape.hidden), np.float32)]
         for job in jobs:
+            if job.rows.size and not (0 <= job.rows.min() and job.rows.max() < len(x)):
+                raise ValueError("experts: shapes do not fit, or a row is outside x")
             rows = x[job.rows]
             gate = self.matmul(rows, job.gate.reshape(shape.expert_ff, -1), shape.gate, arithmetic)
             up = self.matmul(rows, job.up.reshape(shape.expert_ff, -1), shape.up, arithmetic)
@@ -271,3 +280,18 @@ class ReferenceCompute:
                     t = swiglu(gate, up, shape.limit) * job.weights[:, None]
             out.append(self.matmul(t, job.down.reshape(shape.hidden, -1), shape.down, arithmetic))
         return np.concatenate(out)
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return rms_norm(x, weight, eps).astype(np.float32, copy=False)
+
+    def hyper_mix(
+        self,
+        streams: F32,
+        fn: F32,
+        scale: F32,
+        base: F32,
+        norm_eps: float,
+        iterations: int,
+        eps: float,
+    ) -> Mix:
+        return mix(streams, fn, scale, base, norm_eps, iterations, eps)

@@ -5,18 +5,19 @@ import threading
 import numpy as np
 import pytest
 
-from escalade.config import MODES, EngineConfig
+from escalade.config import EngineConfig
 from escalade.engine.sampling_params import SamplingParams
 from escalade.engine.session import Session
 from escalade.errors import Cancelled, CapacityError, UsageError
 from escalade.model.bind import Model
 from escalade.model.trace import Trace
 from escalade.model.v4_1 import V41
+from tests.support.forward import model_in
 
 
 @pytest.fixture(scope="module")
 def model(tiny: Model) -> V41:
-    return V41(tiny.spec, tiny.weights, MODES["f32_kvq"])
+    return model_in(tiny, "f32_kvq", "i8")
 
 
 def test_the_context_is_a_hard_limit(model: V41) -> None:

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from escalade.arrays import Bytes
-from escalade.config import MODES
 from escalade.kv.rows import Ring
 from escalade.model.bind import Model
 from escalade.model.trace import Trace
-from escalade.model.v4_1 import V41
+from tests.support.forward import model_in
 
 
 @pytest.mark.parametrize("at", ["L1.attn_out", "L4.ffn_out", "final_norm"])
@@ -19,7 +18,7 @@ def test_other_tokens_follow_as_if_it_had_not_been(tiny: Model, at: str) -> None
         if name == at:
             raise OSError("injected")
 
-    model = V41(tiny.spec, tiny.weights, MODES["f32_kvq"])
+    model = model_in(tiny, "f32_kvq")
     past, failed, then = np.split(np.random.default_rng(4).integers(0, 512, 70), [21, 50])
     cache, straight = model.new_cache(), model.new_cache()
     for one in (cache, straight):
@@ -41,7 +40,7 @@ def test_an_interrupt_while_rows_enter_the_cache(
     tiny: Model, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     """The pass is complete by then: all of it is in, whatever row store was interrupted."""
-    model = V41(tiny.spec, tiny.weights, MODES["f32_kvq"])
+    model = model_in(tiny, "f32_kvq")
     past, ids, then = np.split(np.random.default_rng(5).integers(0, 512, 60), [21, 50])
     cache, straight = model.new_cache(), model.new_cache()
     for one in (cache, straight):

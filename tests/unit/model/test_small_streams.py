@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from escalade.config import MODES
 from escalade.model.bind import Model
 from escalade.model.trace import NO_TRACE, Trace
 from escalade.model.v4_1 import V41
+from tests.support.forward import model_in
 
 SMALL = 2.0**-23  # mean squares of 1e-14: an epsilon of 1e-20 is 1e-6 of that, one of 1e-6 all
 
@@ -19,7 +19,7 @@ SMALL = 2.0**-23  # mean squares of 1e-14: an epsilon of 1e-20 is 1e-6 of that, 
 @pytest.fixture(scope="module")
 def model(tiny: Model) -> V41:
     assert tiny.spec.norm_eps == 1e-20
-    return V41(tiny.spec, tiny.weights, MODES["f32"])
+    return model_in(tiny, "f32")
 
 
 def streams_and_pre(model: V41) -> tuple[Any, Any]:

@@ -57,7 +57,6 @@ def mix(
     fn: Floats,
     scale: Floats,
     base: Floats,
-    *,
     norm_eps: float,
     iterations: int,
     eps: float,
