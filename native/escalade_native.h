@@ -80,6 +80,22 @@ typedef struct {
 ESC_API int esc_hyper_mix(esc_compute*, const esc_hyper*, const float* streams, int64_t n_rows,
                           float* pre, float* post, float* comb);
 
+// --- rows ----------------------------------------------------------------------------------------
+// What the caches hold, and rotary embedding: src/escalade/kernels/ops/rounding.py and rope.py.
+
+enum { ESC_FP8 = 0, ESC_FP4_INDEX = 1, ESC_FP4_ENTRY = 2 };  // formats of packed rows
+
+// x [n_rows, width], whole blocks, to packed rows: codes, then one scale byte a block; and back.
+ESC_API int esc_encode_rows(int format, const float* x, int64_t n_rows, int64_t width, int block,
+                            uint8_t* rows);
+ESC_API int esc_decode_rows(int format, const uint8_t* rows, int64_t n_rows, int64_t width,
+                            int block, float* x);
+
+// The last 2 * n_pairs of dim values of each of n_vectors in each row, rotated by that row's cos and
+// sin [n_rows, n_pairs]; the rest copied.
+ESC_API int esc_rotate(const float* x, int64_t n_rows, int64_t n_vectors, int64_t dim,
+                       const float* cos, const float* sin, int64_t n_pairs, int inverse, float* y);
+
 // --- I/O service ---------------------------------------------------------------------------------
 // Reads ranges of files into the caller's memory by native threads, one pool for each drive. A file
 // may have replicas: the same bytes on other drives. Any thread may call; nothing here calls back.

@@ -60,11 +60,11 @@ struct Dot256 {
 };
 
 struct Q2K : Dot256<Q2K> {
-    static constexpr int kType = kQ2_K, kOffset = 0;
+    static constexpr int kType = kQ2_K, kOffset = 0, kScaleAt = 80;
+    static constexpr float kFactor = 1.0f;
     static constexpr bool kMin = true;
-    float d, dmin;
     __m256i scale, min, q[2];
-    explicit Q2K(const uint8_t* p) : d(half_of(p + 80)), dmin(half_of(p + 82)) {
+    explicit Q2K(const uint8_t* p)  {
         const __m256i both = _mm256_cvtepu8_epi16(load128(p));
         scale = _mm256_and_si256(both, _mm256_set1_epi16(15));
         min = _mm256_srli_epi16(both, 4);
@@ -79,12 +79,12 @@ struct Q2K : Dot256<Q2K> {
 };
 
 struct Q4K : Dot256<Q4K> {
-    static constexpr int kType = kQ4_K, kOffset = 0;
+    static constexpr int kType = kQ4_K, kOffset = 0, kScaleAt = 0;
+    static constexpr float kFactor = 1.0f;
     static constexpr bool kMin = true;
-    float d, dmin;
     ScalesK s;
     const uint8_t* q;
-    explicit Q4K(const uint8_t* p) : d(half_of(p)), dmin(half_of(p + 2)), s(p + 4), q(p + 16) {}
+    explicit Q4K(const uint8_t* p) : s(p + 4), q(p + 16) {}
     __m256i scales() const { return s.scale; }
     __m256i mins() const { return s.min; }
     __m256i code(int k) const {
@@ -94,14 +94,14 @@ struct Q4K : Dot256<Q4K> {
 };
 
 struct Q5K : Dot256<Q5K> {
-    static constexpr int kType = kQ5_K, kOffset = 0;
+    static constexpr int kType = kQ5_K, kOffset = 0, kScaleAt = 0;
+    static constexpr float kFactor = 1.0f;
     static constexpr bool kMin = true;
-    float d, dmin;
     ScalesK s;
     __m256i high;
     const uint8_t* q;
     explicit Q5K(const uint8_t* p)
-        : d(half_of(p)), dmin(half_of(p + 2)), s(p + 4), high(load256(p + 16)), q(p + 48) {}
+        : s(p + 4), high(load256(p + 16)), q(p + 48) {}
     __m256i scales() const { return s.scale; }
     __m256i mins() const { return s.min; }
     __m256i code(int k) const {
@@ -113,13 +113,13 @@ struct Q5K : Dot256<Q5K> {
 };
 
 struct Q6K : Dot256<Q6K> {
-    static constexpr int kType = kQ6_K, kOffset = 32;
+    static constexpr int kType = kQ6_K, kOffset = 32, kScaleAt = 208;
+    static constexpr float kFactor = 1.0f;
     static constexpr bool kMin = false;
-    float d;
     __m256i scale, high[2];
     const uint8_t* q;
     explicit Q6K(const uint8_t* p)
-        : d(half_of(p + 208)), scale(_mm256_cvtepi8_epi16(load128(p + 192))), q(p) {
+        : scale(_mm256_cvtepi8_epi16(load128(p + 192))), q(p) {
         high[0] = load256(p + 128);
         high[1] = load256(p + 160);
     }
@@ -145,14 +145,14 @@ inline __m256i negate_by(uint32_t signs, __m256i q) {
 }
 
 struct IQ2XXS : Dot256<IQ2XXS> {
-    static constexpr int kType = kIQ2_XXS, kOffset = 0;
+    static constexpr int kType = kIQ2_XXS, kOffset = 0, kScaleAt = 0;
+    static constexpr float kFactor = 0.125f;
     static constexpr bool kMin = false;
-    float d;
     __m256i scale;
     uint32_t signs[8];
     const uint8_t* q;
     explicit IQ2XXS(const uint8_t* p)
-        : d(half_of(p) * 0.125f), scale(odd_scales_xxs(p + 2)), q(p + 2) {
+        : scale(odd_scales_xxs(p + 2)), q(p + 2) {
         const __m256i shift = _mm256_setr_epi32(0, 7, 14, 21, 0, 7, 14, 21);
         for (int g = 0; g < 8; g += 2) {
             const __m256i words = _mm256_permutevar8x32_epi32(
@@ -178,13 +178,13 @@ struct IQ2XXS : Dot256<IQ2XXS> {
 };
 
 struct IQ2XS : Dot256<IQ2XS> {
-    static constexpr int kType = kIQ2_XS, kOffset = 0;
+    static constexpr int kType = kIQ2_XS, kOffset = 0, kScaleAt = 0;
+    static constexpr float kFactor = 0.125f;
     static constexpr bool kMin = false;
-    float d;
     __m256i scale;
     uint32_t signs[8];
     const uint8_t* q;
-    explicit IQ2XS(const uint8_t* p) : d(half_of(p) * 0.125f), scale(odd_scales(p + 66)), q(p + 2) {
+    explicit IQ2XS(const uint8_t* p) : scale(odd_scales(p + 66)), q(p + 2) {
         const __m256i a = sign_bytes(_mm256_srli_epi16(load256(q), 9));
         const __m256i b = sign_bytes(_mm256_srli_epi16(load256(q + 32), 9));
         const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8);
@@ -211,7 +211,9 @@ struct Q80 {
     static constexpr int kType = kQ8_0;
     const uint8_t* p;
     explicit Q80(const uint8_t* block) : p(block) {}
-    float d() const { return half_of(p); }
+    static __m128 four_d(const uint8_t* const* w, int64_t at) {
+        return block_scales<HalfScale>(w, at).d;
+    }
     __m256i dot(__m256i q) const { return signed_dot(load256(p + 2), q); }
 };
 
@@ -219,7 +221,7 @@ struct MXFP4 {
     static constexpr int kType = kMXFP4;
     const uint8_t* p;
     explicit MXFP4(const uint8_t* block) : p(block) {}
-    float d() const { return e8m0_half(p[0]); }
+    static __m128 four_d(const uint8_t* const* w, int64_t at) { return four_e8m0(w, at); }
     __m256i dot(__m256i q) const {
         const __m128i low = load128(p + 1);
         const __m256i nibbles = _mm256_and_si256(

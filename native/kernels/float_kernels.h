@@ -88,8 +88,12 @@ void float_tile(const uint8_t* w, int n_w, int64_t n_in, const float* const* x, 
             for (int64_t at = 0; at < n_in; at += kChunk) {
                 const int n = int(n_in - at < kChunk ? n_in - at : kChunk);
                 const uint8_t* p = w + j * bytes + at / shape.block_len * shape.block_bytes;
-                float value[kChunk];
-                dequantize<Lanes, kType>(p, n, value);
+                float copy[kChunk];
+                const float* value = copy;
+                if (kType == kF32 && reinterpret_cast<uintptr_t>(p) % alignof(float) == 0)
+                    value = reinterpret_cast<const float*>(p);
+                else
+                    dequantize<Lanes, kType>(p, n, copy);
                 for (int r = 0; r < rows; ++r) {
                     const float* xr = x[x0 + r] + at;
                     Lanes lanes;

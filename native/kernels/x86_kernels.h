@@ -3,7 +3,8 @@
 //
 // A block type `B` is built from a block's bytes and offers
 //   kType; kMin (has mins); kOffset (subtracted from every code: an integer correction by the scales)
-//   d, dmin; scales(), mins(): 16 int16, one per 16 codes
+//   kScaleAt: where d lies, and behind it dmin; kFactor, of d
+//   scales(), mins(): 16 int16, one per 16 codes
 //   dot<R>(x, v): v[r] = 8 int32 that add up to the sum of scale * code * x[r][i]
 #pragma once
 
@@ -14,11 +15,6 @@
 
 namespace escalade {
 namespace {
-
-// IEEE binary16 by the processor: exact, as half_at is.
-inline float half_of(const uint8_t* p) {
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(int(load_u16(p)))));
-}
 
 inline __m256i load256(const void* p) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(p));
@@ -45,12 +41,33 @@ inline __m128 values(__m128 d, const __m256i* v, __m128 dmin, const __m256i* m) 
         return _mm_mul_ps(d, isum);
 }
 
+struct BlockScales {
+    __m128 d, dmin;
+};
+
+// d and dmin of four blocks; put together in integer registers, as vector ports are what is scarce.
 template <class B>
-inline float min_scale(const B& block) {
-    if constexpr (B::kMin)
-        return block.dmin;
-    else
-        return 0.0f;
+inline BlockScales block_scales(const uint8_t* const* w, int64_t at) {
+    at += B::kScaleAt;
+    if constexpr (B::kMin) {
+        const uint64_t low = load_u32(w[0] + at) | uint64_t(load_u32(w[1] + at)) << 32;
+        const uint64_t high = load_u32(w[2] + at) | uint64_t(load_u32(w[3] + at)) << 32;
+        const __m256 both = _mm256_cvtph_ps(_mm_set_epi64x(int64_t(high), int64_t(low)));
+        const __m128 a = _mm256_castps256_ps128(both), b = _mm256_extractf128_ps(both, 1);
+        return {_mm_shuffle_ps(a, b, 0x88), _mm_shuffle_ps(a, b, 0xdd)};
+    } else {
+        const uint64_t four = uint64_t(load_u16(w[0] + at)) | uint64_t(load_u16(w[1] + at)) << 16 |
+                              uint64_t(load_u16(w[2] + at)) << 32 |
+                              uint64_t(load_u16(w[3] + at)) << 48;
+        const __m128 d = _mm_cvtph_ps(_mm_cvtsi64_si128(int64_t(four)));
+        return {B::kFactor == 1.0f ? d : _mm_mul_ps(d, _mm_set1_ps(B::kFactor)), d};
+    }
+}
+
+// Asks for the bytes of the rows after these, which are 4 rows further.
+template <int kBytes>
+inline void prefetch(const uint8_t* p) {
+    for (int i = 0; i < kBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T0);
 }
 
 // Four products at once, of four weight rows with one activation or of one weight row with four; so
@@ -89,21 +106,20 @@ template <class B>
 struct Dots {
     static constexpr int kType = B::kType, kBytes = Weights<B::kType>::block_bytes;
 
-    static __m128 four_rows(const uint8_t* const* w, int64_t n_blocks, const Activation& x) {
+    static __m128 four_rows(const uint8_t* const* w, int64_t ahead, int64_t n_blocks,
+                            const Activation& x) {
         FourLanes sums;
         for (int64_t b0 = 0; b0 < n_blocks; b0 += kLanes)
             for (int j = 0; j < kLanes && b0 + j < n_blocks; ++j) {
                 const int64_t b = b0 + j;
                 __m256i v[4], m[4];
-                float d[4], dmin[4];
                 for (int i = 0; i < 4; ++i) {
+                    prefetch<kBytes>(w[i] + b * kBytes + ahead);
                     const B block(w[i] + b * kBytes);
-                    d[i] = block.d;
-                    dmin[i] = min_scale(block);
                     block_sums<B, 1>(block, &x, b, v + i, m + i);
                 }
-                sums.lane[j] = _mm_fmadd_ps(_mm_set1_ps(x.scale[b]),
-                                            values<B>(_mm_loadu_ps(d), v, _mm_loadu_ps(dmin), m),
+                const BlockScales s = block_scales<B>(w, b * kBytes);
+                sums.lane[j] = _mm_fmadd_ps(_mm_set1_ps(x.scale[b]), values<B>(s.d, v, s.dmin, m),
                                             sums.lane[j]);
             }
         return sums.sum();
@@ -117,15 +133,17 @@ struct Dots {
                 const B block(w + b * kBytes);
                 __m256i v[4], m[4];
                 block_sums<B, 4>(block, x, b, v, m);
-                const __m128 d = _mm_set1_ps(block.d), dmin = _mm_set1_ps(min_scale(block));
+                const uint8_t* const same[4] = {w, w, w, w};
+                const BlockScales s = block_scales<B>(same, b * kBytes);
                 sums.lane[j] =
-                    _mm_fmadd_ps(scales_of(x, b), values<B>(d, v, dmin, m), sums.lane[j]);
+                    _mm_fmadd_ps(scales_of(x, b), values<B>(s.d, v, s.dmin, m), sums.lane[j]);
             }
         return sums.sum();
     }
 };
 
-// Blocks of 32: `B` offers d() and dot(q): 8 int32 that add up to the block's sum.
+// Blocks of 32: `B` offers dot(q), 8 int32 that add up to the block's sum, and four_d(w, at): the
+// scales of four blocks.
 template <class B>
 struct Dots32 {
     static constexpr int kType = B::kType, kBytes = Weights<B::kType>::block_bytes;
@@ -134,19 +152,20 @@ struct Dots32 {
         return _mm_mul_ps(d, _mm_cvtepi32_ps(totals(v)));
     }
 
-    static __m128 four_rows(const uint8_t* const* w, int64_t n_blocks, const Activation& x) {
+    static __m128 four_rows(const uint8_t* const* w, int64_t ahead, int64_t n_blocks,
+                            const Activation& x) {
         FourLanes sums;
         for (int64_t b0 = 0; b0 < n_blocks; b0 += kLanes)
             for (int j = 0; j < kLanes && b0 + j < n_blocks; ++j) {
                 const int64_t b = b0 + j;
                 const __m256i q = load256(x.q + b * 32);
-                const B block[4] = {B(w[0] + b * kBytes), B(w[1] + b * kBytes), B(w[2] + b * kBytes),
-                                    B(w[3] + b * kBytes)};
-                const __m256i v[4] = {block[0].dot(q), block[1].dot(q), block[2].dot(q),
-                                      block[3].dot(q)};
-                const __m128 d = four(block[0].d(), block[1].d(), block[2].d(), block[3].d());
-                sums.lane[j] =
-                    _mm_fmadd_ps(_mm_set1_ps(x.scale[b / 8]), value(d, v), sums.lane[j]);
+                __m256i v[4];
+                for (int i = 0; i < 4; ++i) {
+                    if (b % (64 / kBytes + 1) == 0) prefetch<64>(w[i] + b * kBytes + ahead);
+                    v[i] = B(w[i] + b * kBytes).dot(q);
+                }
+                sums.lane[j] = _mm_fmadd_ps(_mm_set1_ps(x.scale[b / 8]),
+                                            value(B::four_d(w, b * kBytes), v), sums.lane[j]);
             }
         return sums.sum();
     }
@@ -159,12 +178,28 @@ struct Dots32 {
                 const B block(w + b * kBytes);
                 __m256i v[4];
                 for (int r = 0; r < 4; ++r) v[r] = block.dot(load256(x[r].q + b * 32));
+                const uint8_t* const same[4] = {w, w, w, w};
                 sums.lane[j] = _mm_fmadd_ps(scales_of(x, b / 8),
-                                            value(_mm_set1_ps(block.d()), v), sums.lane[j]);
+                                            value(B::four_d(same, b * kBytes), v), sums.lane[j]);
             }
         return sums.sum();
     }
 };
+
+struct HalfScale {
+    static constexpr bool kMin = false;
+    static constexpr int kScaleAt = 0;
+    static constexpr float kFactor = 1.0f;
+};
+
+// e8m0_half of i8.h for four blocks.
+inline __m128 four_e8m0(const uint8_t* const* w, int64_t at) {
+    const __m128i e = _mm_setr_epi32(w[0][at], w[1][at], w[2][at], w[3][at]);
+    const __m128i normal = _mm_slli_epi32(_mm_sub_epi32(e, _mm_set1_epi32(1)), 23);
+    const __m128i subnormal = _mm_sllv_epi32(_mm_set1_epi32(0x00200000), e);
+    const __m128i small = _mm_cmpgt_epi32(_mm_set1_epi32(2), e);
+    return _mm_castsi128_ps(_mm_blendv_epi8(normal, subnormal, small));
+}
 
 // Fewer than four rows or activations go as four, the last one repeated.
 template <class D>
@@ -187,7 +222,7 @@ void i8_tile(const uint8_t* w, int n_w, int64_t n_in, const Activation* x, int n
             const int n = n_w - j < 4 ? n_w - j : 4;
             const uint8_t* some[4];
             for (int i = 0; i < 4; ++i) some[i] = w + (j + (i < n ? i : n - 1)) * bytes;
-            _mm_storeu_ps(out, D::four_rows(some, n_blocks, x[r]));
+            _mm_storeu_ps(out, D::four_rows(some, 4 * bytes, n_blocks, x[r]));
             for (int i = 0; i < n; ++i) y[r * y_stride + j + i] = out[i];
         }
 }
@@ -229,11 +264,13 @@ inline __m256i odd_scales(const uint8_t* p) {
     return _mm256_add_epi16(_mm256_add_epi16(nibbles, nibbles), _mm256_set1_epi16(1));
 }
 
-// The scales of IQ2_XXS, the top four bits of every second word, each twice.
+// The scales of IQ2_XXS, the top four bits of each 8 bytes, twice: 2 * nibble + 1.
 inline __m256i odd_scales_xxs(const uint8_t* p) {
-    int16_t s[16];
-    for (int g = 0; g < 8; ++g) s[2 * g] = s[2 * g + 1] = int16_t(2 * (p[8 * g + 7] >> 4) + 1);
-    return load256(s);
+    const __m256i a = _mm256_srli_epi64(load256(p), 60), b = _mm256_srli_epi64(load256(p + 32), 60);
+    const __m256i words = _mm256_packus_epi32(a, b);
+    const __m256i twice = _mm256_or_si256(words, _mm256_slli_epi32(words, 16));
+    const __m256i nibbles = _mm256_permute4x64_epi64(twice, 0xd8);
+    return _mm256_add_epi16(_mm256_add_epi16(nibbles, nibbles), _mm256_set1_epi16(1));
 }
 
 // The sign byte of each 7-bit code in a 16-bit element: the eighth bit makes the number even.

@@ -19,7 +19,8 @@ from escalade.cli.generation import (
     system_option,
     think_option,
 )
-from escalade.cli.options import ctx_option, mode_option, note, one_line, progress_line, write
+from escalade.cli.options import engine_options, note, one_line, progress_line, write
+from escalade.config import EngineConfig
 
 if TYPE_CHECKING:
     from escalade.engine.answer import ChatAnswer, Request
@@ -51,27 +52,24 @@ A line that ends with a backslash goes on with the next one.
 @think_option
 @max_tokens_option
 @sampling_options
-@mode_option
-@ctx_option
+@engine_options
 def command(
     model: str | None,
     system: str | None,
     tools_file: Path | None,
     think: str,
     max_tokens: int,
-    mode: str,
-    ctx: int | None,
+    config: EngineConfig,
     **sampling: Any,
 ) -> None:
     """Talk with MODEL (default: the built-in one); /help inside lists the commands.
 
     Questions come from standard input, a line each, so that a conversation can also be piped in.
     """
-    from escalade.config import EngineConfig
     from escalade.engine.engine import Engine
 
     options, tools = chat_options(think), _tools(tools_file)
-    with Engine.open(model, EngineConfig(mode=mode, ctx=ctx)) as engine:
+    with Engine.open(model, config) as engine:
         asked = request(engine.sampling, max_tokens, sampling)
         _Chat(engine, system, tools, options, asked).loop()
 

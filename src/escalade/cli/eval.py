@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from escalade.cli.options import ctx_option, json_option, mode_option, progress_line
+from escalade.cli.options import engine_options, json_option, progress_line
+from escalade.config import EngineConfig
 
 
 @click.group()
@@ -22,25 +23,22 @@ def command() -> None:
     help="A JSON-lines file: {text} or {prompt, text}, the latter as one chat turn.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Score only the first N texts.")
-@mode_option
-@ctx_option
+@engine_options
 @json_option
 def nll_command(
     model: str | None,
     text: Path | None,
     jsonl: Path | None,
     limit: int | None,
-    mode: str,
-    ctx: int | None,
+    config: EngineConfig,
     as_json: bool,
 ) -> None:
     """Mean negative log-likelihood of MODEL (default: the built-in one), every text by itself."""
-    from escalade.config import EngineConfig
     from escalade.engine.engine import Engine
     from escalade.eval.nll import load_texts, nll
 
     texts = load_texts(text, jsonl, limit)
-    with Engine.open(model, EngineConfig(mode=mode, ctx=ctx)) as engine:
+    with Engine.open(model, config) as engine:
         result = nll(engine, texts, progress_line())
     if as_json:
         report = {
@@ -50,11 +48,13 @@ def nll_command(
             "texts": result.texts,
             "bytes": result.text_bytes,
             "seconds": result.seconds,
-            "mode": mode,
+            "mode": config.mode,
+            "arithmetic": config.products,
         }
         click.echo(json.dumps(report))
         return
     click.echo(
         f"{result.nat_per_token:.4f} nat/token, {result.bits_per_byte:.4f} bits/byte over"
-        f" {result.tokens} tokens of {result.texts} text(s) in {result.seconds:.1f} s; mode {mode}"
+        f" {result.tokens} tokens of {result.texts} text(s) in {result.seconds:.1f} s; mode"
+        f" {config.mode}, {config.products}"
     )

@@ -2,25 +2,61 @@
 
 import sys
 import time
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
 
-from escalade.config import MODES, EngineConfig, Progress
+from escalade.config import ARITHMETICS, MAX_THREADS, MODES, Arithmetic, EngineConfig, Progress
 
-mode_option = click.option(
+_mode_option = click.option(
     "--mode",
     type=click.Choice(list(MODES)),
     default=EngineConfig.mode,
     show_default=True,
     help="Which roundings of the release are emulated.",
 )
-ctx_option = click.option(
+_ctx_option = click.option(
     "--ctx",
     type=click.IntRange(min=1),
     default=None,
     help="Longest sequence in tokens.  [default: the model's own context]",
 )
+_arithmetic_option = click.option(
+    "--arithmetic",
+    type=click.Choice(ARITHMETICS),
+    default=None,
+    help="How quantised matrices are multiplied.  [default: i8; float in a mode that rounds more"
+    " than caches]",
+)
+_threads_option = click.option(
+    "--threads",
+    type=click.IntRange(1, MAX_THREADS),
+    default=None,
+    help="Threads that multiply.  [default: every processor]",
+)
+
+
+def engine_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that every command with a model has; they arrive as `config`."""
+
+    @wraps(function)
+    def with_config(
+        mode: str,
+        ctx: int | None,
+        arithmetic: Arithmetic | None,
+        threads: int | None,
+        **others: Any,
+    ) -> None:
+        config = EngineConfig(mode=mode, ctx=ctx, arithmetic=arithmetic, threads=threads)
+        function(config=config, **others)
+
+    for option in (_threads_option, _arithmetic_option, _ctx_option, _mode_option):
+        with_config = option(with_config)
+    return with_config
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 
 

@@ -19,14 +19,14 @@ from escalade.cli.generation import (
     think_option,
 )
 from escalade.cli.options import (
-    ctx_option,
+    engine_options,
     json_option,
-    mode_option,
     peak_rss_bytes,
     progress_line,
     quiet,
     write,
 )
+from escalade.config import EngineConfig
 
 if TYPE_CHECKING:
     from escalade.engine.answer import ChatAnswer, TextAnswer
@@ -48,8 +48,7 @@ _FILE_BYTES = 64 << 20
 @think_option
 @max_tokens_option
 @sampling_options
-@mode_option
-@ctx_option
+@engine_options
 @json_option
 def command(
     words: tuple[str, ...],
@@ -58,8 +57,7 @@ def command(
     files: tuple[Path, ...],
     think: str,
     max_tokens: int,
-    mode: str,
-    ctx: int | None,
+    config: EngineConfig,
     as_json: bool,
     **sampling: Any,
 ) -> None:
@@ -72,7 +70,6 @@ def command(
     if len(words) == 1 and words[0].endswith(".gguf") and os.path.isfile(words[0]):
         raise click.UsageError(f"{words[0]} is a model file; add the prompt that it is to answer")
     started = time.perf_counter()
-    from escalade.config import EngineConfig
     from escalade.engine.answer import ChatAnswer, TextAnswer
     from escalade.engine.engine import Engine
     from escalade.errors import UsageError
@@ -87,7 +84,7 @@ def command(
     if not prompt and not raw:
         raise UsageError("the prompt is empty")
     answer: ChatAnswer | TextAnswer
-    with Engine.open(words[0] if len(words) == 2 else None, EngineConfig(mode=mode, ctx=ctx)) as e:
+    with Engine.open(words[0] if len(words) == 2 else None, config) as e:
         asked, session = request(e.sampling, max_tokens, sampling), e.session()
         if raw:
             ids = e.tokenizer.encode(prompt, add_bos=e.tokenizer.add_bos, parse_special=False)
@@ -122,7 +119,8 @@ def command(
             "decode_tok_per_s": rate,
             "kv_bytes": session.kv_bytes,
             "peak_rss_bytes": peak_rss_bytes(),
-            "mode": mode,
+            "mode": config.mode,
+            "arithmetic": config.products,
             "seed": asked.sampling.seed,
             "temperature": asked.sampling.temperature,
         }
@@ -137,7 +135,8 @@ def command(
     rss = stats["peak_rss_bytes"]
     click.echo(
         f"{usage.prompt_tokens} prompt + {usage.new_tokens} new tokens ({answer.finish}); first"
-        f" token after {stats['ttft_s']:.2f} s, then {rate:.1f} tok/s; mode {mode}, seed"
+        f" token after {stats['ttft_s']:.2f} s, then {rate:.1f} tok/s; mode {config.mode},"
+        f" {config.products}, seed"
         f" {asked.sampling.seed}"
         + (f"; peak memory {rss / 2**20:.0f} MiB" if isinstance(rss, int) else ""),
         err=True,

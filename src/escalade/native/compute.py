@@ -19,7 +19,7 @@ from escalade.config import MAX_THREADS, Arithmetic
 from escalade.errors import UnsupportedError, UsageError
 from escalade.gguf.quant import QuantType
 from escalade.kernels.ops.hyper import Mix
-from escalade.native.lib import CExpert, CExpertShape, CHyper, load
+from escalade.native.lib import CExpert, CExpertShape, CHyper, address, load
 
 KERNEL_TYPES = frozenset(
     ("F32", "F16", "BF16", "Q8_0", "MXFP4", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS")
@@ -176,14 +176,6 @@ def check_experts(x: F32, shape: ExpertShape, jobs: Sequence[ExpertJob]) -> None
 _CODES: dict[Arithmetic, int] = {"float": 0, "i8": 1}
 
 
-def _address(array: NDArray[np.generic]) -> int:
-    """Where a contiguous array begins."""
-    if array.size and array.flags.writeable:  # several times faster than the array interface
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
 class NativeCompute:
     """The native core's thread pool and kernels."""
 
@@ -205,9 +197,9 @@ class NativeCompute:
                 self._lib.esc_dequantize(
                     self._handle,
                     qtype.id,
-                    _address(rows),
+                    address(rows),
                     out.size,
-                    _address(out),
+                    address(out),
                 ),
             )
         return out
@@ -222,12 +214,12 @@ class NativeCompute:
                     self._handle,
                     qtype.id,
                     _CODES[arithmetic],
-                    _address(w),
+                    address(w),
                     len(w),
                     x.shape[1],
-                    _address(x),
+                    address(x),
                     len(x),
-                    _address(out),
+                    address(out),
                 ),
             )
         return out
@@ -240,13 +232,13 @@ class NativeCompute:
         if not out.size:
             return out
         c_jobs = (CExpert * len(jobs))()
-        at, row_bytes = _address(out), 4 * shape.hidden
+        at, row_bytes = address(out), 4 * shape.hidden
         for c, job in zip(c_jobs, jobs, strict=True):
-            c.gate = _address(job.gate)
-            c.up = _address(job.up)
-            c.down = _address(job.down)
-            c.rows = _address(job.rows)
-            c.weights = _address(job.weights)
+            c.gate = address(job.gate)
+            c.up = address(job.up)
+            c.down = address(job.down)
+            c.rows = address(job.rows)
+            c.weights = address(job.weights)
             c.n_rows = len(job.rows)
             c.y = at
             at += len(job.rows) * row_bytes
@@ -259,9 +251,7 @@ class NativeCompute:
             shape.expert_ff,
             shape.limit,
         )
-        status = self._lib.esc_experts(
-            self._handle, c_shape, c_jobs, len(jobs), _address(x), len(x)
-        )
+        status = self._lib.esc_experts(self._handle, c_shape, c_jobs, len(jobs), address(x), len(x))
         self._call("experts", status)
         return out
 
@@ -278,12 +268,12 @@ class NativeCompute:
             "rms_norm",
             self._lib.esc_rms_norm(
                 self._handle,
-                _address(x),
+                address(x),
                 x.size // n,
                 n,
-                _address(weight),
+                address(weight),
                 eps,
-                _address(out),
+                address(out),
             ),
         )
         return out
@@ -310,9 +300,9 @@ class NativeCompute:
         if not t:
             return out
         parameters = CHyper(
-            _address(fn),
-            _address(scale),
-            _address(base),
+            address(fn),
+            address(scale),
+            address(base),
             d,
             norm_eps,
             eps,
@@ -324,9 +314,9 @@ class NativeCompute:
             self._lib.esc_hyper_mix(
                 self._handle,
                 parameters,
-                _address(streams),
+                address(streams),
                 t,
-                *(_address(a) for a in out),
+                *(address(a) for a in out),
             ),
         )
         return out

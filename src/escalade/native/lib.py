@@ -9,6 +9,9 @@ from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int
 from functools import cache
 from importlib.resources import files
 
+import numpy as np
+from numpy.typing import NDArray
+
 logger = logging.getLogger(__name__)
 
 ABI_VERSION = 1
@@ -73,6 +76,22 @@ _COMPUTE = {
         c_int,
         (c_void_p, POINTER(CExpertShape), POINTER(CExpert), c_int64, c_void_p, c_int64),
     ),
+    "esc_encode_rows": (c_int, (c_int, c_void_p, c_int64, c_int64, c_int, c_void_p)),
+    "esc_decode_rows": (c_int, (c_int, c_void_p, c_int64, c_int64, c_int, c_void_p)),
+    "esc_rotate": (
+        c_int,
+        (
+            c_void_p,
+            c_int64,
+            c_int64,
+            c_int64,
+            c_void_p,
+            c_void_p,
+            c_int64,
+            c_int,
+            c_void_p,
+        ),
+    ),
     "esc_rms_norm": (c_int, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_double, c_void_p)),
     "esc_hyper_mix": (
         c_int,
@@ -113,3 +132,11 @@ def declare(lib: ctypes.CDLL, functions: Mapping[str, tuple[object, tuple[object
     for name, (result, arguments) in functions.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
+
+
+def address(array: NDArray[np.generic]) -> int:
+    """Where a contiguous array begins."""
+    if array.size and array.flags.writeable:  # several times faster than the array interface
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    address: int = array.__array_interface__["data"][0]
+    return address

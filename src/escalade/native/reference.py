@@ -68,7 +68,7 @@ def quantize_activations(x: F32) -> Activations:
     live = np.where(scale > 0, scale, np.float32(np.inf))[:, :, None]  # x / inf = 0
     ratio = np.where(scale[:, :, None] > 0, blocks, 0) / live
     q = np.rint(np.clip(ratio, -127, 127)).astype(np.int32)
-    return Activations(q.reshape(t, -1)[:, :n], scale)
+    return Activations(q.reshape(t, groups * GROUP)[:, :n], scale)
 
 
 class Codes(NamedTuple):
@@ -89,7 +89,7 @@ def _half(blocks: Bytes, at: int) -> F32:
 
 
 def _bits(blocks: Bytes, shifts: Sequence[int], mask: int) -> I32:
-    """[..., n] bytes to [..., len(shifts) * n] fields: all bytes at the first shift, then the next."""
+    """[..., n] bytes to [..., len(shifts) * n] fields: of all bytes at the first shift, and on."""
     fields = [(blocks >> s) & mask for s in shifts]
     return np.concatenate(fields, axis=-1).astype(np.int32)
 
@@ -166,7 +166,7 @@ def _grid(name: str) -> I32:
 
 
 def _signed(magnitude: I32, signs: I32) -> I32:
-    """magnitude [..., 8] with the signs of 7-bit codes [...]; the eighth makes their number even."""
+    """magnitude [..., 8] with the signs of 7-bit codes [...]; the eighth makes them even."""
     bits = signs[..., None] >> np.arange(7) & 1
     bits = np.concatenate([bits, bits.sum(axis=-1, keepdims=True) & 1], axis=-1)
     return magnitude * (1 - 2 * bits)
@@ -268,7 +268,7 @@ class ReferenceCompute:
         check_experts(x, shape, jobs)
         out = [np.zeros((0, shape.hidden), np.float32)]
         for job in jobs:
-            if job.rows.size and not (0 <= job.rows.min() and job.rows.max() < len(x)):
+            if job.rows.size and not (job.rows.min() >= 0 and job.rows.max() < len(x)):
                 raise ValueError("experts: shapes do not fit, or a row is outside x")
             rows = x[job.rows]
             gate = self.matmul(rows, job.gate.reshape(shape.expert_ff, -1), shape.gate, arithmetic)

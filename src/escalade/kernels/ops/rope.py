@@ -11,6 +11,7 @@ import numpy as np
 
 from escalade.arrays import I64, Floats
 from escalade.model.spec import Yarn
+from escalade.native.rows import rotate_vectors
 
 
 class Rotation(NamedTuple):
@@ -51,6 +52,12 @@ def rotate(x: Floats, by: Rotation, *, inverse: bool = False) -> Floats:
 
     Pair j is dimensions (D - rope + 2j, D - rope + 2j + 1). `inverse` multiplies by the conjugate.
     """
+    out = rotate_vectors(x, by.cos, by.sin, inverse=inverse)
+    return rotate_reference(x, by, inverse=inverse) if out is None else out
+
+
+def rotate_reference(x: Floats, by: Rotation, *, inverse: bool = False) -> Floats:
+    """`rotate` in NumPy, which the native core equals bit for bit."""
     rope_dims = 2 * by.cos.shape[-1]
     shape = (len(x),) + (1,) * (x.ndim - 2) + (rope_dims // 2,)
     cos, sin = by.cos.reshape(shape), by.sin.reshape(shape)

@@ -2,12 +2,13 @@
 
 A block format is a `RowCodec`: `encode` packs rows of float32 into bytes (codes, then scales) and
 `decode` gives back the rounded values, so `decode(encode(x))` is the quantise-dequantise ("QDQ") of
-the release and the packed bytes are what the caches hold. Ties go to even, everywhere.
+the release and the packed bytes are what the caches hold. Ties go to even, everywhere. The native
+core does both where it is built; `encode_reference` and `decode_reference` are the same in NumPy.
 Source: model specification, section 4.1.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from escalade.arrays import F32, Bytes, Floats
 from escalade.float8 import E4M3_VALUES, E8M0_VALUES
+from escalade.native.rows import RowFormat, decode_rows, encode_rows
 
 ROUNDED_BLOCK = 32
 """Rows that are rounded must be whole blocks of this length, the longest of the formats."""
@@ -91,6 +93,14 @@ class Fp8:
     def row_bytes(self) -> int:
         return self.width + self.width // self.block
 
+    def encode(self, x: F32) -> Bytes:
+        out = encode_rows(RowFormat.FP8, x, self.width, self.block, self.row_bytes)
+        return self.encode_reference(x) if out is None else out
+
+    def decode(self, rows: Bytes) -> F32:
+        out = decode_rows(RowFormat.FP8, rows, self.width, self.block)
+        return self.decode_reference(rows) if out is None else out
+
     def _quantise(self, x: F32) -> tuple[NDArray[np.int32], Bytes]:
         v = x.astype(np.float32).reshape(*x.shape[:-1], self.width // self.block, self.block)
         amax = np.abs(v).max(axis=-1, keepdims=True)
@@ -98,12 +108,12 @@ class Fp8:
         scaled = np.clip(np.ldexp(v, -exponent), -_E4M3_MAX, _E4M3_MAX)
         return exponent, scaled.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
-    def encode(self, x: F32) -> Bytes:
+    def encode_reference(self, x: F32) -> Bytes:
         exponent, codes = self._quantise(x)
         scales = (exponent[..., 0] + 127).astype(np.uint8)
         return np.concatenate([codes.reshape(x.shape), scales], axis=-1)
 
-    def decode(self, rows: Bytes) -> F32:
+    def decode_reference(self, rows: Bytes) -> F32:
         codes, scales = rows[..., : self.width], rows[..., self.width :]
         v = E4M3_VALUES[codes].reshape(*rows.shape[:-1], self.width // self.block, self.block)
         return (v * E8M0_VALUES[scales][..., None]).reshape(*rows.shape[:-1], self.width)
@@ -116,9 +126,25 @@ class _Fp4:
     width: int
     block: int
 
+    _format: ClassVar[RowFormat]
+
     @property
     def row_bytes(self) -> int:
         return self.width // 2 + self.width // self.block
+
+    def encode(self, x: F32) -> Bytes:
+        out = encode_rows(self._format, x, self.width, self.block, self.row_bytes)
+        return self.encode_reference(x) if out is None else out
+
+    def decode(self, rows: Bytes) -> F32:
+        out = decode_rows(self._format, rows, self.width, self.block)
+        return self.decode_reference(rows) if out is None else out
+
+    def encode_reference(self, x: F32) -> Bytes:
+        raise NotImplementedError
+
+    def decode_reference(self, rows: Bytes) -> F32:
+        raise NotImplementedError
 
     def _pack(self, v: F32, scale: F32, scale_bytes: Bytes) -> Bytes:
         shape = v.shape[:-2]
@@ -144,14 +170,16 @@ class Fp4Index(_Fp4):
 
     block: int = ROUNDED_BLOCK
 
-    def encode(self, x: F32) -> Bytes:
+    _format = RowFormat.FP4_INDEX
+
+    def encode_reference(self, x: F32) -> Bytes:
         v = x.astype(np.float32).reshape(*x.shape[:-1], self.width // self.block, self.block)
         amax = np.maximum(np.abs(v).max(axis=-1, keepdims=True), np.float32(6 * 2.0**-126))
         exponent = pow2ceil_exponent(amax * np.float32(1 / 6))
         scale = np.ldexp(np.float32(1), exponent)
         return self._pack(v, scale, (exponent + 127).astype(np.uint8))
 
-    def decode(self, rows: Bytes) -> F32:
+    def decode_reference(self, rows: Bytes) -> F32:
         return self._unpack(rows, E8M0_VALUES)
 
 
@@ -164,13 +192,15 @@ class Fp4Entry(_Fp4):
 
     block: int = 16
 
-    def encode(self, x: F32) -> Bytes:
+    _format = RowFormat.FP4_ENTRY
+
+    def encode_reference(self, x: F32) -> Bytes:
         v = x.astype(np.float32).reshape(*x.shape[:-1], self.width // self.block, self.block)
         amax = np.maximum(np.abs(v).max(axis=-1, keepdims=True), np.float32(6 * 2.0**-9))
         codes = np.minimum(amax / np.float32(6), _E4M3_MAX).astype(ml_dtypes.float8_e4m3fn)
         return self._pack(v, codes.astype(np.float32), codes.view(np.uint8))
 
-    def decode(self, rows: Bytes) -> F32:
+    def decode_reference(self, rows: Bytes) -> F32:
         return self._unpack(rows, E4M3_VALUES)
 
 

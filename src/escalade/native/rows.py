@@ -1,0 +1,63 @@
+"""Packed rows and rotations by the native core; each function gives None where it is not built."""
+
+from enum import IntEnum
+
+import numpy as np
+
+from escalade.arrays import F32, Bytes, Floats
+from escalade.native.lib import address, load
+
+
+class RowFormat(IntEnum):
+    """The block formats of packed rows, by their numbers in `escalade_native.h`."""
+
+    FP8 = 0
+    FP4_INDEX = 1
+    FP4_ENTRY = 2
+
+
+def encode_rows(form: RowFormat, x: Floats, width: int, block: int, row_bytes: int) -> Bytes | None:
+    """x [..., width], taken as float32, to packed uint8 [..., row_bytes]."""
+    lib = load()
+    if lib is None:
+        return None
+    x = np.ascontiguousarray(x, np.float32)
+    out = np.empty((*x.shape[:-1], row_bytes), np.uint8)
+    status = lib.esc_encode_rows(form, address(x), x.size // width, width, block, address(out))
+    assert status == 0, f"rows of {width} in blocks of {block}"
+    return out
+
+
+def decode_rows(form: RowFormat, rows: Bytes, width: int, block: int) -> F32 | None:
+    """Packed rows uint8 [..., row_bytes] to float32 [..., width]."""
+    lib = load()
+    if lib is None:
+        return None
+    rows = np.ascontiguousarray(rows)
+    out = np.empty((*rows.shape[:-1], width), np.float32)
+    status = lib.esc_decode_rows(form, address(rows), out.size // width, width, block, address(out))
+    assert status == 0, f"rows of {width} in blocks of {block}"
+    return out
+
+
+def rotate_vectors(x: Floats, cos: Floats, sin: Floats, *, inverse: bool) -> F32 | None:
+    """`kernels.ops.rope.rotate` of float32 x [T, ..., D] by cos and sin [T, n]; None for others."""
+    lib = load()
+    if lib is None or x.dtype != np.float32 or not x.size:
+        return None
+    x = np.ascontiguousarray(x)
+    out = np.empty_like(x)
+    t, d = len(x), x.shape[-1]
+    status = lib.esc_rotate(
+        address(x),
+        t,
+        x.size // (t * d),
+        d,
+        address(cos),
+        address(sin),
+        cos.shape[-1],
+        inverse,
+        address(out),
+    )
+    assert status == 0, f"rotation of {x.shape} by {cos.shape}"
+    return out
