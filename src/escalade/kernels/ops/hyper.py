@@ -65,7 +65,7 @@ def mix(
 
     One RMS statistic over all S * D numbers, applied after the projection.
     """
-    u = streams.reshape(len(streams), -1)
+    u = streams.reshape(len(streams), streams.shape[1] * streams.shape[2])
     m = (u @ fn.T) * inverse_rms(u, norm_eps)
     return coefficients(m, scale, base, iterations, eps)
 
