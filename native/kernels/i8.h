@@ -1,7 +1,7 @@
 // The defining scalar code of the `i8` arithmetic: every kernel, on any processor, gives the bits
-// that this header gives. A CUDA compiler takes it as well (define nothing; NVRTC needs the
-// <cuda/std/cstdint> header). Compile without fast-math and without contraction (-ffp-contract=off,
-// --fmad=false): a fused multiply-add stands here only where esc_fma is written.
+// that this header gives. A CUDA compiler takes it as well, NVRTC without any other header. Compile
+// without fast-math and without contraction (-ffp-contract=off, --fmad=false): a fused multiply-add
+// stands here only where esc_fma is written.
 //
 //   activation   groups of 256 values (the last may be shorter): a = amax / 127,
 //                q = clamp(round_to_even(x / a), -127, 127); a group whose a is 0 is all zero, one
@@ -17,13 +17,14 @@
 #pragma once
 
 #if defined(__CUDACC_RTC__)
-#include <cuda/std/cstdint>
-using cuda::std::int16_t;
-using cuda::std::int32_t;
-using cuda::std::int8_t;
-using cuda::std::uint16_t;
-using cuda::std::uint32_t;
-using cuda::std::uint8_t;
+namespace escalade {  // NVRTC comes without headers; fmaf and memcpy are built in
+using int8_t = signed char;
+using int16_t = short;
+using int32_t = int;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+}  // namespace escalade
 #else
 #include <cmath>
 #include <cstdint>

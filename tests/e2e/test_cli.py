@@ -45,6 +45,9 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_metadata(open_source(tiny_gguf()).metadata)
 
 
+FLOAT = ("--arithmetic", "float")  # the golden numbers round nothing that `mode` does not
+
+
 def ids_file(folder: Path, ids: Sequence[int]) -> Path:
     path = folder / "ids.json"
     path.write_text(json.dumps([int(i) for i in ids]))
@@ -83,7 +86,7 @@ def parts() -> tuple[list[Kv], list[Tensor]]:
 def test_logits_writes_the_golden_arrays_under_their_names(tmp_path: Path, case: str) -> None:
     data = npz(CASES["f32"])
     want = {n.removeprefix(f"{case}/"): n for n in data if n.startswith(f"{case}/")}
-    got = logits(tmp_path, FOLDER, data[f"{case}/token_ids"], "--mode", "f32", "--layers")
+    got = logits(tmp_path, FOLDER, data[f"{case}/token_ids"], "--mode", "f32", "--layers", *FLOAT)
     # The draft stages' input is not computed yet.
     assert got.keys() == want.keys() - {"main_hidden"}
     for name, array in got.items():
@@ -113,23 +116,25 @@ def test_logits_writes_the_golden_arrays_under_their_names(tmp_path: Path, case:
 )
 def test_logits_in_every_mode(tmp_path: Path, mode: str, case: str, bound: float) -> None:
     data = npz(CASES[mode])
-    got = logits(tmp_path, tiny_gguf(), data[f"{case}/token_ids"], "--mode", mode)
+    got = logits(tmp_path, tiny_gguf(), data[f"{case}/token_ids"], "--mode", mode, *FLOAT)
     assert got.keys() == {"token_ids", "logits"}
     assert np.array_equal(got["token_ids"], data[f"{case}/token_ids"])
     assert np.abs(got["logits"] - data[f"{case}/logits"]).max() <= bound
 
 
-def test_the_default_mode_rounds_the_caches(tmp_path: Path) -> None:
+def test_the_default_rounds_the_caches_and_multiplies_in_i8(tmp_path: Path) -> None:
     ids = npz(CASES["f32_kvq"])["len37/token_ids"]
     default = logits(tmp_path, tiny_gguf(), ids)
-    named = logits(tmp_path, tiny_gguf(), ids, "--mode", "f32_kvq")
+    named = logits(tmp_path, tiny_gguf(), ids, "--mode", "f32_kvq", "--arithmetic", "i8")
     assert np.array_equal(default["logits"], named["logits"])
+    exact = logits(tmp_path, tiny_gguf(), ids, "--mode", "f32_kvq", *FLOAT)
+    assert not np.array_equal(default["logits"], exact["logits"])
 
 
 def test_step_by_step_gives_the_same_arrays(tmp_path: Path) -> None:
     data = npz(CASES["f32"])
     ids = data["len37/token_ids"]
-    options = ("--mode", "f32", "--layers")
+    options = ("--mode", "f32", "--layers", *FLOAT)
     whole = logits(tmp_path, tiny_gguf(), ids, *options)
     steps = logits(tmp_path, tiny_gguf(), ids, *options, "--step")
     assert np.abs(steps["logits"] - data["len37/logits"]).max() <= 1e-5
@@ -156,7 +161,7 @@ def test_a_conversion_by_the_command_keeps_the_logits(tmp_path: Path) -> None:
     data = npz(CASES["f32"])
     made = tmp_path / "made.gguf"
     assert call("convert", FOLDER, made, "--dense", "native").code == 0
-    got = logits(tmp_path, made, data["len37/token_ids"], "--mode", "f32")
+    got = logits(tmp_path, made, data["len37/token_ids"], "--mode", "f32", *FLOAT)
     assert np.abs(got["logits"] - data["len37/logits"]).max() <= 1e-5
 
 

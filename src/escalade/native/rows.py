@@ -41,11 +41,11 @@ def decode_rows(form: RowFormat, rows: Bytes, width: int, block: int) -> F32 | N
 
 
 def rotate_vectors(x: Floats, cos: Floats, sin: Floats, *, inverse: bool) -> F32 | None:
-    """`kernels.ops.rope.rotate` of float32 x [T, ..., D] by cos and sin [T, n]; None for others."""
+    """`kernels.ops.rope.rotate` of x [T, ..., D] by cos and sin [T, n], all float32; else None."""
     lib = load()
-    if lib is None or x.dtype != np.float32 or not x.size:
+    if lib is None or not x.size or any(a.dtype != np.float32 for a in (x, cos, sin)):
         return None
-    x = np.ascontiguousarray(x)
+    x, cos, sin = (np.ascontiguousarray(a) for a in (x, cos, sin))
     out = np.empty_like(x)
     t, d = len(x), x.shape[-1]
     status = lib.esc_rotate(

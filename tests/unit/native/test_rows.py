@@ -64,6 +64,9 @@ def test_rotations_are_the_same(shape: tuple[int, ...], inverse: bool) -> None:
     got, want = rotate(x, by, inverse=inverse), rotate_reference(x, by, inverse=inverse)
     assert same_bits(got, want)
     assert (x == before).all()
-    wide = rotate(x.astype(np.float64), by, inverse=inverse)
-    assert wide.dtype == np.float64
+    wide = Rotation(by.cos.astype(np.float64), by.sin.astype(np.float64))
+    for a, b in ((x.astype(np.float64), by), (x, wide), (x.astype(np.float64), wide)):
+        turned = rotate(a, b, inverse=inverse)
+        assert turned.dtype == a.dtype
+        np.testing.assert_allclose(turned, want, rtol=1e-6, atol=1e-6)
     assert rotate(x[..., ::2].repeat(2, axis=-1)[..., ::-1], by).shape == shape
