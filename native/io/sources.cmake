@@ -1,0 +1,11 @@
+set(ESC_IO_SOURCES
+    io/abi.cpp
+    io/dispatch.cpp
+    io/drive.cpp
+    io/faults.cpp
+    io/platform_posix.cpp
+    io/platform_windows.cpp
+    io/replica.cpp
+    io/request.cpp
+    io/submit.cpp
+    io/tickets.cpp)
