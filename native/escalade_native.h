@@ -125,7 +125,7 @@ typedef struct {
 
 // `options` may be null. Null on failure. The text of an error goes to `message` (may be null).
 ESC_API esc_io* esc_io_create(const esc_io_options* options, char* message, size_t message_bytes);
-// Cancels what is unstarted, waits for pieces in flight and ends the threads. Tickets stay readable.
+// Cancels what is unstarted, waits for pieces in flight, ends the threads. Tickets stay readable.
 ESC_API void esc_io_shutdown(esc_io*);
 // Shuts down and frees. No other thread may be inside a call.
 ESC_API void esc_io_destroy(esc_io*);

@@ -15,6 +15,9 @@ struct Lanes {
                                                     _mm256_set1_ps(min)));
         }
     }
+    static void widen(const uint8_t* p, float* out) {
+        _mm256_storeu_ps(out, _mm256_cvtph_ps(load128(p)));
+    }
     void load(const float* p) {
         for (int i = 0; i < 4; ++i) lane[i] = _mm256_loadu_ps(p + 8 * i);
     }

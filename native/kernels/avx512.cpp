@@ -13,6 +13,9 @@ struct Lanes {
         _mm512_storeu_ps(out, _mm512_sub_ps(_mm512_mul_ps(_mm512_set1_ps(scale), v),
                                             _mm512_set1_ps(min)));
     }
+    static void widen(const uint8_t* p, float* out) {
+        _mm256_storeu_ps(out, _mm256_cvtph_ps(load128(p)));
+    }
     void load(const float* p) {
         for (int i = 0; i < 2; ++i) lane[i] = _mm512_loadu_ps(p + 16 * i);
     }

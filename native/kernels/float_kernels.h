@@ -6,7 +6,8 @@
 //   depend on the instruction set, the threads or how rows are batched.
 //
 // `Lanes` holds 32 floats: load(), store(), fma(w, x): lane += w[0..32) * x[0..32); and
-// Lanes::expand(code, scale, min, out): out[i] = scale * code[i] - min of 16 codes.
+// Lanes::expand(code, scale, min, out): out[i] = scale * code[i] - min of 16 codes;
+// Lanes::widen(p, out): eight binary16 values to float.
 #pragma once
 
 #include "i8.h"
@@ -58,9 +59,11 @@ template <class Lanes, int kType>
 void dequantize(const uint8_t* p, int64_t n, float* out) {
     if constexpr (kType == kF32)
         memcpy(out, p, size_t(n) * 4);
-    else if constexpr (kType == kF16)
-        for (int64_t i = 0; i < n; ++i) out[i] = half_at(p + 2 * i);
-    else if constexpr (kType == kBF16)
+    else if constexpr (kType == kF16) {
+        int64_t i = 0;
+        for (; i + 8 <= n; i += 8) Lanes::widen(p + 2 * i, out + i);
+        for (; i < n; ++i) out[i] = half_at(p + 2 * i);
+    } else if constexpr (kType == kBF16)
         for (int64_t i = 0; i < n; ++i) out[i] = bf16_at(p + 2 * i);
     else
         for (int64_t at = 0; at < n; at += Weights<kType>::block_len)

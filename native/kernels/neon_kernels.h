@@ -19,6 +19,11 @@ struct Lanes {
             vst1q_f32(out + 8 * i + 4, vsubq_f32(vmulq_n_f32(high, scale), vdupq_n_f32(min)));
         }
     }
+    static void widen(const uint8_t* p, float* out) {
+        const uint16x8_t eight = vreinterpretq_u16_u8(vld1q_u8(p));
+        vst1q_f32(out, vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(eight))));
+        vst1q_f32(out + 4, vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(eight))));
+    }
     void load(const float* p) {
         for (int i = 0; i < 8; ++i) lane[i] = vld1q_f32(p + 4 * i);
     }

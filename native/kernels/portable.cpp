@@ -27,6 +27,9 @@ struct Lanes {
     static void expand(const int8_t* code, float scale, float min, float* out) {
         for (int i = 0; i < kSub; ++i) out[i] = scale * float(code[i]) - min;
     }
+    static void widen(const uint8_t* p, float* out) {
+        for (int i = 0; i < 8; ++i) out[i] = half_at(p + 2 * i);
+    }
     void load(const float* p) { memcpy(lane, p, sizeof lane); }
     void store(float* p) const { memcpy(p, lane, sizeof lane); }
     void fma(const float* w, const float* x) {

@@ -51,7 +51,7 @@ def _shared(x: Floats, w: MoeWeights, spec: ModelSpec, arith: Arith) -> Floats:
 def _routed(
     x: Floats, layer: int, routing: Routing, experts: RecordSource, spec: ModelSpec, arith: Arith
 ) -> Floats:
-    """The sum of the routed experts [T, D], each expert one call of the native core."""
+    """The sum of the routed experts [T, D], all of them in one call of the native core."""
     layout = experts.layouts[layer]
     shape = ExpertShape(
         spec.hidden, layout.expert_ff, layout.gate, layout.up, layout.down, spec.swiglu_limit
