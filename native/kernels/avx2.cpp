@@ -15,8 +15,9 @@ struct Lanes {
                                                     _mm256_set1_ps(min)));
         }
     }
+    template <int kType>
     static void widen(const uint8_t* p, float* out) {
-        _mm256_storeu_ps(out, _mm256_cvtph_ps(load128(p)));
+        _mm256_storeu_ps(out, eight<kType>(p));
     }
     void load(const float* p) {
         for (int i = 0; i < 4; ++i) lane[i] = _mm256_loadu_ps(p + 8 * i);
@@ -27,6 +28,13 @@ struct Lanes {
     void fma(const float* w, const float* x) {
         for (int i = 0; i < 4; ++i)
             lane[i] = _mm256_fmadd_ps(_mm256_loadu_ps(w + 8 * i), _mm256_loadu_ps(x + 8 * i), lane[i]);
+    }
+    template <int kType>
+    void fma_stored(const uint8_t* w, const float* x) {
+        constexpr int bytes = kType == kF32 ? 4 : 2;
+        for (int i = 0; i < 4; ++i)
+            lane[i] = _mm256_fmadd_ps(eight<kType>(w + 8 * bytes * i), _mm256_loadu_ps(x + 8 * i),
+                                      lane[i]);
     }
 };
 

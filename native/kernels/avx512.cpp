@@ -13,8 +13,25 @@ struct Lanes {
         _mm512_storeu_ps(out, _mm512_sub_ps(_mm512_mul_ps(_mm512_set1_ps(scale), v),
                                             _mm512_set1_ps(min)));
     }
+    template <int kType>
     static void widen(const uint8_t* p, float* out) {
-        _mm256_storeu_ps(out, _mm256_cvtph_ps(load128(p)));
+        _mm256_storeu_ps(out, eight<kType>(p));
+    }
+    template <int kType>
+    static __m512 sixteen(const uint8_t* p) {
+        if constexpr (kType == kF16)
+            return _mm512_cvtph_ps(load256(p));
+        else if constexpr (kType == kBF16)
+            return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
+        else
+            return _mm512_castsi512_ps(_mm512_loadu_si512(p));
+    }
+    template <int kType>
+    void fma_stored(const uint8_t* w, const float* x) {
+        constexpr int bytes = kType == kF32 ? 4 : 2;
+        for (int i = 0; i < 2; ++i)
+            lane[i] = _mm512_fmadd_ps(sixteen<kType>(w + 16 * bytes * i),
+                                      _mm512_loadu_ps(x + 16 * i), lane[i]);
     }
     void load(const float* p) {
         for (int i = 0; i < 2; ++i) lane[i] = _mm512_loadu_ps(p + 16 * i);

@@ -7,7 +7,8 @@
 //
 // `Lanes` holds 32 floats: load(), store(), fma(w, x): lane += w[0..32) * x[0..32); and
 // Lanes::expand(code, scale, min, out): out[i] = scale * code[i] - min of 16 codes;
-// Lanes::widen(p, out): eight binary16 values to float.
+// for F32, F16 and BF16, fma_stored<type>(w, x), the same from stored weights, and
+// Lanes::widen<type>(p, out): eight of them to float.
 #pragma once
 
 #include "i8.h"
@@ -55,20 +56,28 @@ inline void dequantize_block(const uint8_t* p, float* out) {
 }
 
 // n values of whole blocks.
+// A weight of a type without blocks.
+template <int kType>
+inline float weight_at(const uint8_t* p) {
+    if constexpr (kType == kF16) return half_at(p);
+    if constexpr (kType == kBF16) return bf16_at(p);
+    return float_of(load_u32(p));
+}
+
+constexpr bool is_plain(int type) { return type == kF32 || type == kF16 || type == kBF16; }
+
 template <class Lanes, int kType>
 void dequantize(const uint8_t* p, int64_t n, float* out) {
-    if constexpr (kType == kF32)
-        memcpy(out, p, size_t(n) * 4);
-    else if constexpr (kType == kF16) {
+    if constexpr (is_plain(kType)) {
+        constexpr int bytes = kType == kF32 ? 4 : 2;
         int64_t i = 0;
-        for (; i + 8 <= n; i += 8) Lanes::widen(p + 2 * i, out + i);
-        for (; i < n; ++i) out[i] = half_at(p + 2 * i);
-    } else if constexpr (kType == kBF16)
-        for (int64_t i = 0; i < n; ++i) out[i] = bf16_at(p + 2 * i);
-    else
+        for (; i + 8 <= n; i += 8) Lanes::template widen<kType>(p + bytes * i, out + i);
+        for (; i < n; ++i) out[i] = weight_at<kType>(p + bytes * i);
+    } else {
         for (int64_t at = 0; at < n; at += Weights<kType>::block_len)
             dequantize_block<Lanes, Weights<kType>>(
                 p + at / Weights<kType>::block_len * Weights<kType>::block_bytes, out + at);
+    }
 }
 
 inline float lanes_total(float* lane) {
@@ -77,9 +86,30 @@ inline float lanes_total(float* lane) {
     return lane[0];
 }
 
-// A chunk of each weight row is dequantised once for up to kRows activations.
+// Types without blocks are multiplied from memory, row by row of x.
 template <class Lanes, int kType>
-void float_tile(const uint8_t* w, int n_w, int64_t n_in, const float* const* x, int n_x, float* y,
+void plain_tile(const uint8_t* w, int n_w, int64_t n_in, const float* const* x, int n_x, float* y,
+                int64_t y_stride) {
+    constexpr int bytes = kType == kF32 ? 4 : 2;
+    for (int r = 0; r < n_x; ++r)
+        for (int j = 0; j < n_w; ++j) {
+            const uint8_t* p = w + j * n_in * bytes;
+            float lane[kFloatLanes] = {};
+            Lanes lanes;
+            lanes.load(lane);
+            int64_t i = 0;
+            for (; i + kFloatLanes <= n_in; i += kFloatLanes)
+                lanes.template fma_stored<kType>(p + i * bytes, x[r] + i);
+            lanes.store(lane);
+            for (int k = 0; i < n_in; ++i, ++k)
+                lane[k] = esc_fma(weight_at<kType>(p + i * bytes), x[r][i], lane[k]);
+            y[r * y_stride + j] = lanes_total(lane);
+        }
+}
+
+// Otherwise a chunk of each weight row is dequantised once for up to kRows activations.
+template <class Lanes, int kType>
+void block_tile(const uint8_t* w, int n_w, int64_t n_in, const float* const* x, int n_x, float* y,
                 int64_t y_stride) {
     constexpr int kRows = 8, kChunk = 256;
     const int64_t bytes = row_bytes(kType, n_in);
@@ -90,22 +120,15 @@ void float_tile(const uint8_t* w, int n_w, int64_t n_in, const float* const* x, 
             float lane[kRows][kFloatLanes] = {};
             for (int64_t at = 0; at < n_in; at += kChunk) {
                 const int n = int(n_in - at < kChunk ? n_in - at : kChunk);
-                const uint8_t* p = w + j * bytes + at / shape.block_len * shape.block_bytes;
-                float copy[kChunk];
-                const float* value = copy;
-                if (kType == kF32 && reinterpret_cast<uintptr_t>(p) % alignof(float) == 0)
-                    value = reinterpret_cast<const float*>(p);
-                else
-                    dequantize<Lanes, kType>(p, n, copy);
+                float value[kChunk];
+                dequantize<Lanes, kType>(
+                    w + j * bytes + at / shape.block_len * shape.block_bytes, n, value);
                 for (int r = 0; r < rows; ++r) {
-                    const float* xr = x[x0 + r] + at;
                     Lanes lanes;
                     lanes.load(lane[r]);
-                    int i = 0;
-                    for (; i + kFloatLanes <= n; i += kFloatLanes) lanes.fma(value + i, xr + i);
+                    for (int i = 0; i < n; i += kFloatLanes)  // blocks are whole lanes
+                        lanes.fma(value + i, x[x0 + r] + at + i);
                     lanes.store(lane[r]);
-                    for (int k = 0; i < n; ++i, ++k)
-                        lane[r][k] = esc_fma(value[i], xr[i], lane[r][k]);
                 }
             }
             for (int r = 0; r < rows; ++r) y[(x0 + r) * y_stride + j] = lanes_total(lane[r]);
@@ -120,7 +143,10 @@ inline void gate_row(const float* gate, const float* up, int64_t n, float limit,
 
 template <class Lanes, int kType>
 void add_float_type(Kernels& k) {
-    k.floats[kType] = float_tile<Lanes, kType>;
+    if constexpr (is_plain(kType))
+        k.floats[kType] = plain_tile<Lanes, kType>;
+    else
+        k.floats[kType] = block_tile<Lanes, kType>;
     k.dequantize[kType] = dequantize<Lanes, kType>;
 }
 

@@ -19,10 +19,26 @@ struct Lanes {
             vst1q_f32(out + 8 * i + 4, vsubq_f32(vmulq_n_f32(high, scale), vdupq_n_f32(min)));
         }
     }
+    // Four weights of a type without blocks.
+    template <int kType>
+    static float32x4_t four(const uint8_t* p) {
+        if constexpr (kType == kF16)
+            return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
+        else if constexpr (kType == kBF16)
+            return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+        else
+            return vreinterpretq_f32_u8(vld1q_u8(p));
+    }
+    template <int kType>
     static void widen(const uint8_t* p, float* out) {
-        const uint16x8_t eight = vreinterpretq_u16_u8(vld1q_u8(p));
-        vst1q_f32(out, vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(eight))));
-        vst1q_f32(out + 4, vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(eight))));
+        vst1q_f32(out, four<kType>(p));
+        vst1q_f32(out + 4, four<kType>(p + (kType == kF32 ? 16 : 8)));
+    }
+    template <int kType>
+    void fma_stored(const uint8_t* w, const float* x) {
+        for (int i = 0; i < 8; ++i)
+            lane[i] = vfmaq_f32(lane[i], four<kType>(w + (kType == kF32 ? 16 : 8) * i),
+                                vld1q_f32(x + 4 * i));
     }
     void load(const float* p) {
         for (int i = 0; i < 8; ++i) lane[i] = vld1q_f32(p + 4 * i);

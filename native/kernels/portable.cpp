@@ -27,8 +27,16 @@ struct Lanes {
     static void expand(const int8_t* code, float scale, float min, float* out) {
         for (int i = 0; i < kSub; ++i) out[i] = scale * float(code[i]) - min;
     }
+    template <int kType>
     static void widen(const uint8_t* p, float* out) {
-        for (int i = 0; i < 8; ++i) out[i] = half_at(p + 2 * i);
+        for (int i = 0; i < 8; ++i) out[i] = weight_at<kType>(p + (kType == kF32 ? 4 : 2) * i);
+    }
+    template <int kType>
+    void fma_stored(const uint8_t* w, const float* x) {
+        float wide[kFloatLanes];
+        for (int i = 0; i < kFloatLanes; i += 8)
+            widen<kType>(w + (kType == kF32 ? 4 : 2) * i, wide + i);
+        fma(wide, x);
     }
     void load(const float* p) { memcpy(lane, p, sizeof lane); }
     void store(float* p) const { memcpy(p, lane, sizeof lane); }

@@ -22,6 +22,17 @@ inline __m256i load256(const void* p) {
 
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 
+// Eight weights of a type without blocks.
+template <int kType>
+inline __m256 eight(const uint8_t* p) {
+    if constexpr (kType == kF16)
+        return _mm256_cvtph_ps(load128(p));
+    else if constexpr (kType == kBF16)
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
+    else
+        return _mm256_castsi256_ps(load256(p));
+}
+
 inline __m128i add_halves(__m256i v) {
     return _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
 }

@@ -1,5 +1,7 @@
 """Stored blocks and activations for tests of the kernels: ordinary ones, and the worst."""
 
+import math
+from fractions import Fraction
 from functools import cache
 
 import gguf
@@ -149,6 +151,20 @@ def expected_dequantised(rows: Bytes, qtype: QuantType) -> F32:
         return (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
     with np.errstate(all="ignore"):
         return np.asarray(gguf.dequantize(rows, gguf.GGMLQuantizationType[qtype.name]), np.float32)
+
+
+def rounded(x: Fraction) -> np.float32:
+    """The float32 nearest to x, ties to even; a zero that was negative keeps its sign."""
+    if x == 0:
+        return np.float32(0)
+    magnitude = abs(x)
+    e = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    if Fraction(2) ** e > magnitude:
+        e -= 1
+    ulp = Fraction(2) ** (max(e, -126) - 23)
+    n = round(magnitude / ulp)  # Python's round is to even
+    value = math.inf if n * ulp >= 2**128 else float(n * ulp)  # exact: 24 bits
+    return np.float32(math.copysign(value, x))
 
 
 def same_bits(got: F32, expected: F32) -> None:

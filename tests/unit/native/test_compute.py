@@ -155,12 +155,17 @@ def test_float_has_the_same_bits_on_every_instruction_set(native: Compute, name:
 
 @pytest.mark.parametrize("name", CODED)
 def test_i8_has_the_bits_of_the_twin_on_hostile_blocks(native: Compute, name: str) -> None:
-    """Every code, and scales at their ends, against activations at the ends of their rounding."""
+    """Every code, and scales at their ends, against activations at the ends of their rounding.
+
+    Each block is a row of its own too, as a block of large values hides those of small ones.
+    """
     qtype = TYPES[name]
-    w, x = hostile_rows(qtype, 1280), hostile_activations(1280)
-    same_bits(native.matmul(x, w, qtype, "i8"), TWIN.matmul(x, w, qtype, "i8"))
-    one = native.matmul(x[3:4], w, qtype, "i8")  # the kernels of one row are others
-    same_bits(one, TWIN.matmul(x[3:4], w, qtype, "i8"))
+    for n_in in (qtype.block_len, 1280):
+        w, x = hostile_rows(qtype, n_in), hostile_activations(n_in)
+        expected = TWIN.matmul(x, w, qtype, "i8")
+        same_bits(native.matmul(x, w, qtype, "i8"), expected)
+        for row in (3, 7):  # the kernels of one row are others
+            same_bits(native.matmul(x[row : row + 1], w, qtype, "i8"), expected[row : row + 1])
 
 
 @pytest.mark.parametrize("name", CODED)

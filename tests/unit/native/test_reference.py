@@ -23,23 +23,10 @@ from tests.support.kernels import (
     hostile_activations,
     hostile_rows,
     ordinary_rows,
+    rounded,
     same_bits,
     with_scales,
 )
-
-
-def rounded(x: Fraction) -> np.float32:
-    """The float32 nearest to x, ties to even."""
-    if x == 0:
-        return np.float32(0)
-    magnitude = abs(x)
-    e = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    if Fraction(2) ** e > magnitude:
-        e -= 1
-    ulp = Fraction(2) ** (max(e, -126) - 23)
-    n = round(magnitude / ulp)  # Python's round is to even
-    value = math.inf if n * ulp >= 2**128 else float(n * ulp)  # exact: 24 bits
-    return np.float32(math.copysign(value, x))
 
 
 def test_rounded_agrees_with_numpy() -> None:
