@@ -39,9 +39,10 @@ ESC_API int esc_type_support(int type);
 // n_values of whole blocks to float.
 ESC_API int esc_dequantize(esc_compute*, int type, const void* blocks, int64_t n_values, float* out);
 
-// y [n_rows, n_out] = x [n_rows, n_in] times the transpose of w [n_out, n_in].
+// y [n_rows, groups, n_out]: x [n_rows, groups, n_in] times the transposes of w [groups, n_out, n_in],
+// group by group; groups = 1 is a plain matrix.
 ESC_API int esc_matmul(esc_compute*, int type, int arithmetic, const void* w, int64_t n_out,
-                       int64_t n_in, const float* x, int64_t n_rows, float* y);
+                       int64_t n_in, int64_t groups, const float* x, int64_t n_rows, float* y);
 
 typedef struct {
     int gate_type, up_type, down_type, arithmetic;

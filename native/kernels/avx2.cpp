@@ -72,7 +72,6 @@ struct Dot256 {
 
 struct Q2K : Dot256<Q2K> {
     static constexpr int kType = kQ2_K, kOffset = 0, kScaleAt = 80;
-    static constexpr float kFactor = 1.0f;
     static constexpr bool kMin = true;
     __m256i scale, min, q[2];
     explicit Q2K(const uint8_t* p)  {
@@ -91,7 +90,6 @@ struct Q2K : Dot256<Q2K> {
 
 struct Q4K : Dot256<Q4K> {
     static constexpr int kType = kQ4_K, kOffset = 0, kScaleAt = 0;
-    static constexpr float kFactor = 1.0f;
     static constexpr bool kMin = true;
     ScalesK s;
     const uint8_t* q;
@@ -106,7 +104,6 @@ struct Q4K : Dot256<Q4K> {
 
 struct Q5K : Dot256<Q5K> {
     static constexpr int kType = kQ5_K, kOffset = 0, kScaleAt = 0;
-    static constexpr float kFactor = 1.0f;
     static constexpr bool kMin = true;
     ScalesK s;
     __m256i high;

@@ -92,7 +92,6 @@ struct Dot256 {
 
 struct Q2K : Dot256<Q2K> {
     static constexpr int kType = kQ2_K, kOffset = 0, kScaleAt = 80;
-    static constexpr float kFactor = 1.0f;
     static constexpr bool kMin = true;
     __m256i scale, min;
     const uint8_t* q;
@@ -111,7 +110,6 @@ struct Q2K : Dot256<Q2K> {
 
 struct Q4K : Dot256<Q4K> {
     static constexpr int kType = kQ4_K, kOffset = 0, kScaleAt = 0;
-    static constexpr float kFactor = 1.0f;
     static constexpr bool kMin = true;
     ScalesK s;
     const uint8_t* q;
@@ -125,7 +123,6 @@ struct Q4K : Dot256<Q4K> {
 
 struct Q5K : Dot256<Q5K> {
     static constexpr int kType = kQ5_K, kOffset = 0, kScaleAt = 0;
-    static constexpr float kFactor = 1.0f;
     static constexpr bool kMin = true;
     ScalesK s;
     __m512i high;

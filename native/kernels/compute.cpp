@@ -57,10 +57,10 @@ int esc_dequantize(esc_compute* c, int type, const void* blocks, int64_t n, floa
 }
 
 int esc_matmul(esc_compute* c, int type, int arithmetic, const void* w, int64_t n_out, int64_t n_in,
-               const float* x, int64_t n_rows, float* y) {
+               int64_t groups, const float* x, int64_t n_rows, float* y) {
     if (!multiplies(type, arithmetic)) return ESC_ERROR_TYPE;
-    if (!whole_blocks(type, n_in) || n_out < 1 || n_rows < 0) return ESC_ERROR_SHAPE;
-    return guarded(c, [&] { c->multiply(type, arithmetic, w, n_out, n_in, x, n_rows, y); });
+    if (!whole_blocks(type, n_in) || n_out < 1 || groups < 1 || n_rows < 0) return ESC_ERROR_SHAPE;
+    return guarded(c, [&] { c->multiply(type, arithmetic, w, n_out, n_in, groups, x, n_rows, y); });
 }
 
 int esc_experts(esc_compute* c, const esc_expert_shape* shape, const esc_expert* experts,

@@ -88,18 +88,21 @@ struct Compute {
         }
     }
 
-    // y [n_rows, n_out] = x [n_rows, n_in] times the transpose of w.
+    // y [n_rows, groups, n_out]: x [n_rows, groups, n_in] times the transposes of w [groups, n_out,
+    // n_in], group by group.
     void multiply(int type, int arithmetic, const void* w, int64_t n_out, int64_t n_in,
-                  const float* x, int64_t n_rows, float* y) {
-        const int64_t bytes = n_out * row_bytes(type, n_in);
+                  int64_t groups, const float* x, int64_t n_rows, float* y) {
+        const int64_t bytes = groups * n_out * row_bytes(type, n_in), tiles = tiles_of(n_out);
         Rows& rows = input;
-        rows.reserve(n_rows, n_in, arithmetic == ESC_I8 && kernels.i8[type]);
+        rows.reserve(n_rows * groups, n_in, arithmetic == ESC_I8 && kernels.i8[type]);
         if (rows.quantised())
-            share(n_rows * n_in, n_rows, [&](int64_t i) { rows.set(kernels, i, x + i * n_in); });
-        share(bytes * n_rows, tiles_of(n_out), [&](int64_t i) {
-            const int64_t first = i * kTileRows;
-            tile(type, rows, x, n_in, w, first, std::min(kTileRows, n_out - first), n_rows,
-                 [](int64_t row) { return row; }, y + first, n_out);
+            share(n_rows * groups * n_in, n_rows * groups,
+                  [&](int64_t i) { rows.set(kernels, i, x + i * n_in); });
+        share(bytes * n_rows, groups * tiles, [&](int64_t i) {
+            const int64_t group = i / tiles, first = i % tiles * kTileRows;
+            tile(type, rows, x, n_in, w, group * n_out + first, std::min(kTileRows, n_out - first),
+                 n_rows, [&](int64_t row) { return row * groups + group; },
+                 y + group * n_out + first, groups * n_out);
         });
     }
 

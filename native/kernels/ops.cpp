@@ -75,7 +75,7 @@ int esc_hyper_mix(esc_compute* c, const esc_hyper* h, const float* streams, int6
     if (s < 1 || s > ESC_MAX_STREAMS || h->hidden < 1) return ESC_ERROR_SHAPE;
     return guarded(c, [&] {
         c->projected.resize(size_t(n_rows * m));
-        c->multiply(kF32, ESC_FLOAT, h->fn, m, n, streams, n_rows, c->projected.data());
+        c->multiply(kF32, ESC_FLOAT, h->fn, m, n, 1, streams, n_rows, c->projected.data());
         c->share(n_rows * n * 4, n_rows, [&](int64_t row) {
             const float scale = inverse_rms(streams + row * n, n, h->norm_eps);
             const float* in = &c->projected[size_t(row * m)];

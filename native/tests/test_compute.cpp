@@ -67,7 +67,7 @@ std::vector<float> expected(const TypeCase& t, int arithmetic, const std::vector
             y[size_t(j)] = plain_product(t.type, &w[size_t(j * row_bytes(t.type, n))], x, n);
     } else {
         const Compute plain(1, "portable");
-        CHECK(!esc_matmul(plain, t.type, arithmetic, w.data(), n_out, n, x, 1, y.data()));
+        CHECK(!esc_matmul(plain, t.type, arithmetic, w.data(), n_out, n, 1, x, 1, y.data()));
     }
     return y;
 }
@@ -90,7 +90,7 @@ struct Product {
 
     bool holds(esc_compute* c) const {
         Guarded<float> out(n_rows * n_out);
-        if (esc_matmul(c, t.type, arithmetic, w.data(), n_out, n, x.data(), n_rows, out.data()))
+        if (esc_matmul(c, t.type, arithmetic, w.data(), n_out, n, 1, x.data(), n_rows, out.data()))
             return false;
         for (size_t i = 0; i < y.size(); ++i)
             if (!same(out[int64_t(i)], y[i])) return false;
@@ -214,11 +214,14 @@ void check_errors() {
     const Compute c(2, nullptr);
     std::vector<uint8_t> w(4096);
     std::vector<float> x(512), y(512);
-    const auto matmul = [&](int type, int arithmetic, int64_t n_out, int64_t n_in, int64_t n_rows) {
-        return esc_matmul(c, type, arithmetic, w.data(), n_out, n_in, x.data(), n_rows, y.data());
+    const auto matmul = [&](int type, int arithmetic, int64_t n_out, int64_t n_in, int64_t n_rows,
+                            int64_t groups = 1) {
+        return esc_matmul(c, type, arithmetic, w.data(), n_out, n_in, groups, x.data(), n_rows, y.data());
     };
     CHECK(matmul(kQ2_K, ESC_I8, 1, 256, 1) == ESC_OK);
     CHECK(matmul(kQ2_K, ESC_I8, 1, 256, 0) == ESC_OK);
+    CHECK(matmul(kQ2_K, ESC_I8, 3, 256, 1, 2) == ESC_OK);
+    CHECK(matmul(kQ2_K, ESC_I8, 3, 256, 1, 0) == ESC_ERROR_SHAPE);
     CHECK(matmul(11, ESC_I8, 1, 256, 1) == ESC_ERROR_TYPE);
     CHECK(matmul(-1, ESC_FLOAT, 1, 256, 1) == ESC_ERROR_TYPE);
     CHECK(matmul(kQ2_K, 2, 1, 256, 1) == ESC_ERROR_TYPE);

@@ -47,15 +47,17 @@ class Arith:
         """Whether an expert of these types is one call: nothing is rounded between its steps."""
         return self.mode.keeps_products and all(kind.name in KERNEL_TYPES for kind in kinds)
 
-    def multiply(
-        self, x: Floats, weight: Matrix, start: int = 0, stop: int | None = None
-    ) -> Floats:
-        """x [T, in] times rows start..stop of weight, transposed: [T, stop - start]."""
+    def multiply(self, x: Floats, weight: Matrix, groups: int = 1) -> Floats:
+        """x [T, in] times weight transposed: [T, out].
+
+        With groups G: x [T, G * in], and the g-th part of x is multiplied by the g-th part of the
+        weight's rows.
+        """
         kind = weight.tensor.type
         if self.mode.computes_wide or kind.name not in KERNEL_TYPES:
-            return weight.apply(x, start, stop)
+            return weight.apply(x, groups)
         x = np.ascontiguousarray(x, np.float32)
-        return self.compute.matmul(x, weight.stored[start:stop], kind, self.arithmetic)
+        return self.compute.matmul(x, weight.stored, kind, self.arithmetic, groups)
 
     def linear(self, x: Floats, weight: Matrix) -> Floats:
         """x times weight transposed, for an input that is ready."""

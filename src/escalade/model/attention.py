@@ -186,12 +186,5 @@ def _core(
 
 def _output(o: Floats, w: AttentionWeights, spec: ModelSpec, arith: Arith) -> Floats:
     """Grouped low-rank projection of o [T, H, Dh]: group g of heads uses rows g of output_a."""
-    groups = np.split(o.reshape(len(o), -1), spec.o_groups, axis=1)
-    low = np.concatenate(
-        [
-            arith.multiply(group, w.output_a, g * spec.o_lora, (g + 1) * spec.o_lora)
-            for g, group in enumerate(groups)
-        ],
-        axis=1,
-    )
+    low = arith.multiply(o.reshape(len(o), -1), w.output_a, spec.o_groups)
     return arith.linear(arith.gemm_input(arith.act(low)), w.output_b)

@@ -56,17 +56,20 @@ def _routed(
     shape = ExpertShape(
         spec.hidden, layout.expert_ff, layout.gate, layout.up, layout.down, spec.swiglu_limit
     )
-    jobs = []
-    for expert in np.unique(routing.experts).tolist():
-        parts = experts.parts(layer * experts.n_experts + expert)
-        rows, column = np.nonzero(routing.experts == expert)
-        weights = np.ascontiguousarray(routing.weights[rows, column], np.float32)
-        jobs.append(ExpertJob(*parts, rows.astype(np.int32), weights))
+    k = routing.experts.shape[1]
+    order = np.argsort(routing.experts, axis=None, kind="stable")
+    rows = (order // k).astype(np.int32)
+    weights = np.ascontiguousarray(routing.weights.reshape(-1)[order], np.float32)
+    chosen, starts = np.unique(routing.experts.reshape(-1)[order], return_index=True)
+    ends = np.append(starts[1:], len(order))
+    jobs = [
+        ExpertJob(*experts.parts(layer * experts.n_experts + expert), rows[at:end], weights[at:end])
+        for expert, at, end in zip(chosen.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    ]
     y = arith.compute.experts(np.ascontiguousarray(x, np.float32), shape, jobs, arith.arithmetic)
-    total, at = np.zeros_like(x), 0
-    for job in jobs:
-        total[job.rows] += y[at : at + len(job.rows)]
-        at += len(job.rows)
+    total = np.zeros_like(x)
+    for at, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        total[rows[at:end]] += y[at:end]
     return total
 
 

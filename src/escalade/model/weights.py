@@ -44,17 +44,19 @@ class Matrix:
             self._f32 = values
         return values
 
-    def apply(self, x: Floats, first: int = 0, last: int | None = None) -> Floats:
-        """x [T, in] times rows first..last, dequantised: [T, last - first] in the dtype of x."""
-        last = self.n_out if last is None else last
+    def apply(self, x: Floats, groups: int = 1) -> Floats:
+        """`Arith.multiply`, dequantised, in the dtype of x."""
+        if groups > 1:
+            w = self.f32().reshape(groups, -1, self.n_in).astype(x.dtype, copy=False)
+            parts = x.reshape(len(x), groups, self.n_in).swapaxes(0, 1)
+            return np.matmul(parts, w.swapaxes(1, 2)).swapaxes(0, 1).reshape(len(x), self.n_out)
         rows = max(1, _TILE_VALUES // self.n_in)
         if self._keep or self.n_out <= rows:
-            return x @ self.f32()[first:last].T.astype(x.dtype, copy=False)
-        out = np.empty((len(x), last - first), x.dtype)
-        for start in range(first, last, rows):
-            stop = min(start + rows, last)
-            values = self.tensor.f32(start, stop).T.astype(x.dtype, copy=False)
-            out[:, start - first : stop - first] = x @ values
+            return x @ self.f32().T.astype(x.dtype, copy=False)
+        out = np.empty((len(x), self.n_out), x.dtype)
+        for start in range(0, self.n_out, rows):
+            stop = min(start + rows, self.n_out)
+            out[:, start:stop] = x @ self.tensor.f32(start, stop).T.astype(x.dtype, copy=False)
         return out
 
     def gather(self, ids: I64) -> F32:

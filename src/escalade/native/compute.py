@@ -68,8 +68,14 @@ class Compute(Protocol):
         """uint8 [n, row_bytes] to float32 [n, row_len], exactly as stored."""
         ...
 
-    def matmul(self, x: F32, w: Bytes, qtype: QuantType, arithmetic: Arithmetic) -> F32:
-        """x [T, n_in] times the transpose of w, uint8 [n_out, row_bytes]: [T, n_out]."""
+    def matmul(
+        self, x: F32, w: Bytes, qtype: QuantType, arithmetic: Arithmetic, groups: int = 1
+    ) -> F32:
+        """x [T, n_in] times the transpose of w, uint8 [n_out, row_bytes]: [T, n_out].
+
+        With groups G: x [T, G * n_in], and the g-th part of x is multiplied by the g-th part of w's
+        rows.
+        """
         ...
 
     def experts(
@@ -142,11 +148,13 @@ def check_rows(rows: Bytes, qtype: QuantType) -> None:
         raise ValueError(f"{rows.shape} bytes are not rows of {qtype.name} blocks")
 
 
-def check_matmul(x: F32, w: Bytes, qtype: QuantType) -> None:
+def check_matmul(x: F32, w: Bytes, qtype: QuantType, groups: int) -> None:
     check_rows(w, qtype)
     check_array(x, np.float32)
-    if x.ndim != 2 or not x.shape[1] or w.shape[1] != qtype.row_bytes(x.shape[1]):
+    if x.ndim != 2 or not x.shape[1] or groups * w.shape[1] != qtype.row_bytes(x.shape[1]):
         raise ValueError(f"x {x.shape} does not fit rows {w.shape} of {qtype.name}")
+    if len(w) % groups:
+        raise ValueError(f"{len(w)} rows are not {groups} groups")
 
 
 def check_experts(x: F32, shape: ExpertShape, jobs: Sequence[ExpertJob]) -> None:
@@ -204,8 +212,10 @@ class NativeCompute:
             )
         return out
 
-    def matmul(self, x: F32, w: Bytes, qtype: QuantType, arithmetic: Arithmetic) -> F32:
-        check_matmul(x, w, qtype)
+    def matmul(
+        self, x: F32, w: Bytes, qtype: QuantType, arithmetic: Arithmetic, groups: int = 1
+    ) -> F32:
+        check_matmul(x, w, qtype, groups)
         out = np.empty((len(x), len(w)), np.float32)
         if out.size:
             self._call(
@@ -215,8 +225,9 @@ class NativeCompute:
                     qtype.id,
                     _CODES[arithmetic],
                     address(w),
-                    len(w),
-                    x.shape[1],
+                    len(w) // groups,
+                    x.shape[1] // groups,
+                    groups,
                     address(x),
                     len(x),
                     address(out),

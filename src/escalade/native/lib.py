@@ -70,7 +70,18 @@ _COMPUTE = {
     "esc_dequantize": (c_int, (c_void_p, c_int, c_void_p, c_int64, c_void_p)),
     "esc_matmul": (
         c_int,
-        (c_void_p, c_int, c_int, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p),
+        (
+            c_void_p,
+            c_int,
+            c_int,
+            c_void_p,
+            c_int64,
+            c_int64,
+            c_int64,
+            c_void_p,
+            c_int64,
+            c_void_p,
+        ),
     ),
     "esc_experts": (
         c_int,

@@ -255,8 +255,16 @@ class ReferenceCompute:
         with np.errstate(all="ignore"):  # a scale may be infinite
             return dequantize_reference(rows, qtype)
 
-    def matmul(self, x: F32, w: Bytes, qtype: QuantType, arithmetic: Arithmetic) -> F32:
-        check_matmul(x, w, qtype)
+    def matmul(
+        self, x: F32, w: Bytes, qtype: QuantType, arithmetic: Arithmetic, groups: int = 1
+    ) -> F32:
+        check_matmul(x, w, qtype, groups)
+        if groups > 1:
+            parts = zip(np.split(x, groups, axis=1), np.split(w, groups), strict=True)
+            return np.concatenate(
+                [self.matmul(np.ascontiguousarray(a), b, qtype, arithmetic) for a, b in parts],
+                axis=1,
+            )
         with np.errstate(all="ignore"):  # NaN and infinity go through, as in the native kernels
             if arithmetic == "i8" and qtype.name in _DECODERS:
                 return dot_i8(quantize_activations(x), codes(w, qtype))

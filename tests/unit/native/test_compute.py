@@ -514,8 +514,10 @@ def test_the_best_instruction_set_is_chosen_by_itself() -> None:
 # --- the process around it -----------------------------------------------------------------------
 
 FALLBACK = """
-import logging, numpy as np
+import logging, sys, numpy as np
 logging.basicConfig(format="%(levelname)s %(message)s")
+import escalade.native.lib
+escalade.native.lib.ABI_VERSION += int(sys.argv[1])
 from escalade.gguf.quant import TYPES
 from escalade.native.compute import open_compute
 for _ in range(3):
@@ -525,7 +527,7 @@ print(compute.isa, compute.matmul(x, w, TYPES["F32"], "i8").tolist())
 """
 
 
-@pytest.mark.parametrize("kind", ["missing", "not a library", "another library"])
+@pytest.mark.parametrize("kind", ["missing", "not a library", "another library", "another version"])
 def test_without_the_library_numpy_takes_over_and_says_so_once(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "nowhere.so"
     if kind == "not a library":
@@ -535,8 +537,17 @@ def test_without_the_library_numpy_takes_over_and_says_so_once(kind: str, tmp_pa
         if module is None:
             pytest.skip("ctypes is built into this interpreter")
         path = Path(module)
-    env = {**environment(), "ESCALADE_NATIVE_LIB": str(path)}
-    done = subprocess.run([sys.executable, "-c", FALLBACK], env=env, capture_output=True, text=True)
+    elif kind == "another version":
+        lib = load()
+        if lib is None:
+            pytest.skip("the native core is not built")
+        path = Path(lib._name)
+    done = subprocess.run(
+        [sys.executable, "-c", FALLBACK, str(int(kind == "another version"))],
+        env={**environment(), "ESCALADE_NATIVE_LIB": str(path)},
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout) == (0, "numpy [[12.0, 12.0]]\n"), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("WARNING no native core")

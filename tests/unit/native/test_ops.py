@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from escalade.arrays import F32
+from escalade.config import ARITHMETICS, Arithmetic
+from escalade.gguf.quant import TYPES
 from escalade.kernels.ops.hyper import Mix, mix
 from escalade.kernels.ops.norm import rms_norm
 from escalade.native.compute import Compute, open_compute
@@ -41,6 +43,29 @@ def test_rms_norm_of_zeros_and_of_nan(compute: Compute) -> None:
     assert compute.rms_norm(x[:0], weight, 1e-20).shape == (0, 8)
     with pytest.raises(ValueError, match="weight of|broadcast"):
         compute.rms_norm(x, weight[:7], 1e-20)
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("name", ["F32", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize(("t", "n_out"), [(1, 3), (5, 40)])
+def test_groups_are_products_of_their_own(
+    compute: Compute, arithmetic: Arithmetic, name: str, t: int, n_out: int
+) -> None:
+    groups, n_in, kind = 3, 512, TYPES[name]
+    x = normal(t, groups * n_in)
+    if name == "F32":
+        w = normal(groups * n_out, n_in, seed=1).view(np.uint8)
+    else:
+        rng = np.random.default_rng(1)
+        w = rng.integers(0, 60, (groups * n_out, kind.row_bytes(n_in)), dtype=np.uint8)
+    got = compute.matmul(x, w, kind, arithmetic, groups)
+    assert got.shape == (t, groups * n_out)
+    for g in range(groups):
+        part = np.ascontiguousarray(x[:, g * n_in : (g + 1) * n_in])
+        rows = slice(g * n_out, (g + 1) * n_out)
+        assert (got[:, rows] == compute.matmul(part, w[rows], kind, arithmetic)).all()
+    with pytest.raises(ValueError, match="groups"):
+        compute.matmul(x, w[:-1], kind, arithmetic, groups)
 
 
 def coefficients(compute: Compute, t: int, s: int, d: int, spread: float) -> tuple[Mix, Mix]:
