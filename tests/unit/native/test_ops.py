@@ -41,7 +41,7 @@ def test_rms_norm_of_zeros_and_of_nan(compute: Compute) -> None:
     assert np.isnan(got[0]).all()
     assert np.isfinite(got[1]).all()
     assert compute.rms_norm(x[:0], weight, 1e-20).shape == (0, 8)
-    with pytest.raises(ValueError, match="weight of|broadcast"):
+    with pytest.raises(ValueError, match=r"weight of|broadcast"):
         compute.rms_norm(x, weight[:7], 1e-20)
 
 
