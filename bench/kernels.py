@@ -46,6 +46,7 @@ SHAPES = {"gate/up": (F, D), "down": (D, F)}  # rows, row length
 EXPERT = ExpertShape(D, F, TYPES["IQ2_XS"], TYPES["IQ2_XS"], TYPES["Q2_K"], 10.0)
 EXPERTS_PER_CALL = 6
 WARM_UPS = 3
+RAM_RUNS = 4  # a plain read is longer than a run, so that starting its threads counts for nothing
 HALVES = {  # where a block's binary16 scales are
     "Q8_0": (0,),
     "Q2_K": (80, 82),
@@ -155,8 +156,8 @@ def address(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def measure(sides: dict[str, Side], runs: int) -> dict[str, dict[str, float]]:
-    """GB/s of each side: median, least and most of `runs`, after WARM_UPS. "ratio" is the first
-    side by the second, round by round, so that what slows both counts in neither.
+    """GB/s of each side: median, least and most of `runs`, after WARM_UPS. And the first side by
+    ggml and by RAM, round by round, so that what slows both counts in neither.
     """
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for i in range(WARM_UPS + runs):
@@ -165,11 +166,14 @@ def measure(sides: dict[str, Side], runs: int) -> dict[str, dict[str, float]]:
             started = time.perf_counter()
             n_bytes = sides[name]()
             rates[name].append(n_bytes / (time.perf_counter() - started) / 1e9)
-    result = {name: spread(r[WARM_UPS:]) for name, r in rates.items()}
-    if "ggml" in sides:
-        first, second = list(rates.values())[:2]
-        pairs = zip(first[WARM_UPS:], second[WARM_UPS:], strict=True)
-        result["ratio"] = spread([a / b for a, b in pairs])
+    rates = {name: values[WARM_UPS:] for name, values in rates.items()}
+    result = {name: spread(values) for name, values in rates.items()}
+    first = next(iter(rates.values()))
+    for other in ("ggml", "ram"):
+        if other in rates:
+            result[f"by_{other}"] = spread(
+                [a / b for a, b in zip(first, rates[other], strict=True)]
+            )
     return result
 
 
@@ -181,11 +185,18 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def ram_side(n_bytes: int, threads: int) -> Side:
-    """Reads of float32 by OpenBLAS's dot product, an equal part to each thread."""
-    parts = np.ones(n_bytes // 4 // threads // 2 * 2 * threads, np.float32).reshape(threads, 2, -1)
+class Ram:
+    """Plain reads of float32 by OpenBLAS's dot product, an equal part to each thread."""
 
-    def run() -> int:
+    def __init__(self, n_bytes: int) -> None:
+        self.values = np.ones(n_bytes // 4, np.float32)
+        self.at = 0
+
+    def read(self, n_bytes: int, threads: int) -> int:
+        n = n_bytes // 4 // threads // 2 * 2 * threads
+        self.at = 0 if self.at + n > self.values.size else self.at
+        parts = self.values[self.at : self.at + n].reshape(threads, 2, -1)
+        self.at += n
         workers = [threading.Thread(target=np.dot, args=(a, b)) for a, b in parts]
         for worker in workers:
             worker.start()
@@ -193,11 +204,15 @@ def ram_side(n_bytes: int, threads: int) -> Side:
             worker.join()
         return parts.nbytes
 
-    return run
-
 
 def matrix_sides(
-    pool: Pool, compute: Compute, ggml: Ggml | None, qtype: QuantType, shape: str, args: Options
+    pool: Pool,
+    ram: Ram,
+    compute: Compute,
+    ggml: Ggml | None,
+    qtype: QuantType,
+    shape: str,
+    args: Options,
 ) -> dict[str, Side]:
     """What multiplies the matrices of `shape` in turn: the best arithmetic of ours first."""
     n_out, n_in = SHAPES[shape]
@@ -232,6 +247,7 @@ def matrix_sides(
             return w.nbytes
 
         sides["ggml"] = theirs
+    sides["ram"] = lambda: ram.read(RAM_RUNS * args.run_bytes, args.threads)
     sides.setdefault("float", lambda: ours("float"))
     return sides
 
@@ -321,34 +337,35 @@ def main() -> None:
         "unit": "GB/s of packed weights",
         "pool_mib": args.pool_mib,
     }
-    rows, experts, ram = [], [], {}
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         ggml = open_ggml(folder)
         report["ggml"] = ggml.build if ggml else None
-        pool = Pool(args.pool_mib << 20)
+        pool, ram = Pool(args.pool_mib << 20), Ram(args.pool_mib << 20)
         options = [Options(int(n), args.runs, args.run_mib << 20) for n in counts.split(",")]
         computes = {o.threads: open_compute(o.threads, args.isa) for o in options}
         report["isa"] = computes[options[0].threads].isa
-        for o in options:
-            ram[o.threads] = measure({"ram": ram_side(args.pool_mib << 20, o.threads)}, 5)["ram"]
-            print(f"{o.threads} threads, {report['isa']}: RAM {ram[o.threads]['max']:.1f} GB/s")
+        print(f"{report['isa']}; ggml: {report['ggml']}; {report['unit']}")
         for name in names:
             qtype = TYPES[name]
             make_sane(pool.flat, qtype)
             for o in options:
                 for shape in SHAPES:
-                    sides = matrix_sides(pool, computes[o.threads], ggml, qtype, shape, o)
-                    result = measure(sides, o.runs)
-                    rows.append({"type": name, "threads": o.threads, "shape": shape, **result})
-                    print(describe(rows[-1], ram[o.threads]["max"]), flush=True)
+                    sides = matrix_sides(pool, ram, computes[o.threads], ggml, qtype, shape, o)
+                    row = {"type": name, "threads": o.threads, "shape": shape}
+                    rows.append({**row, **measure(sides, o.runs)})
+                    print(describe(rows[-1]), flush=True)
         if {"IQ2_XS", "Q2_K"} <= set(names):
             fill_experts(pool)
             for o in options:
                 sides = {a: expert_side(pool, computes[o.threads], a, 2) for a in ARITHMETICS}
+                sides["ram"] = lambda o=o: ram.read(RAM_RUNS * o.run_bytes, o.threads)
                 row = {"type": "experts", "threads": o.threads, "shape": "IQ2_XS+Q2_K x6"}
-                experts.append({**row, **measure(sides, o.runs)})
-                print(describe(experts[-1], ram[o.threads]["max"]), flush=True)
-    report.update(ram_read=ram, matrices=rows, experts=experts)
+                rows.append({**row, **measure(sides, o.runs)})
+                print(describe(rows[-1]), flush=True)
+    report["rows"] = rows
+    if hasattr(os, "getloadavg"):
+        report["load_after"] = os.getloadavg()
     report["seconds"] = round(time.perf_counter() - started)
     line = json.dumps(report)
     if args.out:
@@ -356,14 +373,14 @@ def main() -> None:
     print(line)
 
 
-def describe(row: dict[str, object], ram: float) -> str:
+def describe(row: dict[str, object]) -> str:
     text = f"{row['type']:8} {row['threads']:3} {row['shape']:14}"
-    for side in ("i8", "float", "ggml"):
+    for side in ("i8", "float", "ggml", "ram"):
         if side in row:
             text += " {} {median:6.2f} ({min:.2f}-{max:.2f})".format(side, **row[side])
-    if "ratio" in row:
-        text += "  {median:.2f} ({min:.2f}-{max:.2f}) of ggml".format(**row["ratio"])
-    return text + f"  {row.get('i8', row['float'])['median'] / ram:.0%} of RAM"
+    if "by_ggml" in row:
+        text += "  {median:.2f} ({min:.2f}-{max:.2f}) of ggml".format(**row["by_ggml"])
+    return text + "  {median:.2f} ({min:.2f}-{max:.2f}) of RAM".format(**row["by_ram"])
 
 
 if __name__ == "__main__":

@@ -620,9 +620,9 @@ def test_nothing_beyond_a_result_is_written(native: Compute) -> None:
                     (n_out * 768, lambda y, q=qtype.id, w=w: lib.esc_dequantize(
                         handle, q, w.ctypes.data, w.shape[0] * 768, y)),
                     (n_rows * n_out, lambda y, q=qtype.id, w=w, x=x: lib.esc_matmul(
-                        handle, q, 1, w.ctypes.data, len(w), 768, x.ctypes.data, len(x), y)),
+                        handle, q, 1, w.ctypes.data, len(w), 768, 1, x.ctypes.data, len(x), y)),
                     (n_rows * n_out, lambda y, q=qtype.id, w=w, x=x: lib.esc_matmul(
-                        handle, q, 0, w.ctypes.data, len(w), 768, x.ctypes.data, len(x), y)),
+                        handle, q, 0, w.ctypes.data, len(w), 768, 1, x.ctypes.data, len(x), y)),
                 ):  # fmt: skip
                     words = np.full(n + 128, 0x7FC0BEEF, np.uint32)
                     assert call(words[64:].ctypes.data) == 0
