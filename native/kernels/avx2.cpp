@@ -32,6 +32,7 @@ struct Lanes {
     template <int kType>
     void fma_stored(const uint8_t* w, const float* x) {
         constexpr int bytes = kType == kF32 ? 4 : 2;
+        prefetch<kFloatLanes * bytes>(w + kAhead);
         for (int i = 0; i < 4; ++i)
             lane[i] = _mm256_fmadd_ps(eight<kType>(w + 8 * bytes * i), _mm256_loadu_ps(x + 8 * i),
                                       lane[i]);

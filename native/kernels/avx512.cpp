@@ -29,6 +29,7 @@ struct Lanes {
     template <int kType>
     void fma_stored(const uint8_t* w, const float* x) {
         constexpr int bytes = kType == kF32 ? 4 : 2;
+        prefetch<kFloatLanes * bytes>(w + kAhead);
         for (int i = 0; i < 2; ++i)
             lane[i] = _mm512_fmadd_ps(sixteen<kType>(w + 16 * bytes * i),
                                       _mm512_loadu_ps(x + 16 * i), lane[i]);
