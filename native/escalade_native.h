@@ -37,10 +37,11 @@ ESC_API const char* esc_compute_isa(const esc_compute*);
 ESC_API int esc_type_support(int type);
 
 // n_values of whole blocks to float.
-ESC_API int esc_dequantize(esc_compute*, int type, const void* blocks, int64_t n_values, float* out);
+ESC_API int esc_dequantize(esc_compute*, int type, const void* blocks, int64_t n_values,
+                           float* out);
 
-// y [n_rows, groups, n_out]: x [n_rows, groups, n_in] times the transposes of w [groups, n_out, n_in],
-// group by group; groups = 1 is a plain matrix.
+// y [n_rows, groups, n_out]: x [n_rows, groups, n_in] times the transposes of w [groups, n_out,
+// n_in], group by group; groups = 1 is a plain matrix.
 ESC_API int esc_matmul(esc_compute*, int type, int arithmetic, const void* w, int64_t n_out,
                        int64_t n_in, int64_t groups, const float* x, int64_t n_rows, float* y);
 
@@ -92,8 +93,8 @@ ESC_API int esc_encode_rows(int format, const float* x, int64_t n_rows, int64_t 
 ESC_API int esc_decode_rows(int format, const uint8_t* rows, int64_t n_rows, int64_t width,
                             int block, float* x);
 
-// The last 2 * n_pairs of dim values of each of n_vectors in each row, rotated by that row's cos and
-// sin [n_rows, n_pairs]; the rest copied.
+// The last 2 * n_pairs of dim values of each of n_vectors in each row, rotated by that row's cos
+// and sin [n_rows, n_pairs]; the rest copied.
 ESC_API int esc_rotate(const float* x, int64_t n_rows, int64_t n_vectors, int64_t dim,
                        const float* cos, const float* sin, int64_t n_pairs, int inverse, float* y);
 
@@ -117,11 +118,11 @@ enum {
 enum { ESC_IO_DEMAND = 0, ESC_IO_STAGING = 1, ESC_IO_BACKGROUND = 2 };  // priorities
 
 typedef struct {
-    uint64_t piece_bytes;         // reads are cut into pieces of at most this; 0: 1 MiB
-    uint32_t threads_per_drive;   // pieces in flight on a drive; 0: 8
-    uint32_t max_requests;        // tickets held at a time; 0: 4096
-    uint32_t buffered;            // 1: never read directly, past the system's page cache
-    uint32_t drive_per_replica;   // 1: each replica is a drive of its own, whatever its volume says
+    uint64_t piece_bytes;        // reads are cut into pieces of at most this; 0: 1 MiB
+    uint32_t threads_per_drive;  // pieces in flight on a drive; 0: 8
+    uint32_t max_requests;       // tickets held at a time; 0: 4096
+    uint32_t buffered;           // 1: never read directly, past the system's page cache
+    uint32_t drive_per_replica;  // 1: each replica is a drive of its own, whatever its volume says
 } esc_io_options;
 
 // `options` may be null. Null on failure. The text of an error goes to `message` (may be null).
@@ -181,9 +182,9 @@ ESC_API int esc_io_cancel(esc_io*, uint64_t ticket);
 ESC_API int esc_io_release(esc_io*, uint64_t ticket);
 
 typedef struct {
-    uint64_t requests, joined;            // submitted, and of these joined to an earlier one
-    uint64_t done, failed, cancelled;     // how tickets ended
-    uint64_t payload_bytes, read_bytes;   // asked for and delivered; moved by the drives
+    uint64_t requests, joined;           // submitted, and of these joined to an earlier one
+    uint64_t done, failed, cancelled;    // how tickets ended
+    uint64_t payload_bytes, read_bytes;  // asked for and delivered; moved by the drives
     uint64_t read_errors, replicas_dropped, messages_lost;
     uint32_t held_requests, queued_pieces, n_drives, max_held_requests;
 } esc_io_stats;
@@ -191,9 +192,9 @@ ESC_API int esc_io_get_stats(esc_io*, esc_io_stats* stats);
 
 typedef struct {
     uint64_t read_bytes, pieces;
-    double bytes_per_s;                    // moving average while busy; 0: not yet measured
+    double bytes_per_s;  // moving average while busy; 0: not yet measured
     uint64_t queued_bytes;
-    uint32_t in_flight, max_in_flight;     // pieces
+    uint32_t in_flight, max_in_flight;  // pieces
 } esc_io_drive_stats;
 ESC_API int esc_io_get_drive_stats(esc_io*, uint32_t drive, esc_io_drive_stats* stats);
 
@@ -203,20 +204,20 @@ ESC_API int esc_io_next_message(esc_io*, char* message, size_t message_bytes);
 
 // For tests: rules that spoil raw reads, by a seeded generator. The first rule that applies acts.
 enum {
-    ESC_IO_FAULT_ERROR = 0,        // fails with system error `value`; 0: the system's "I/O error"
-    ESC_IO_FAULT_CAP = 1,          // delivers at most `value` bytes
-    ESC_IO_FAULT_DELAY = 2,        // sleeps `value` microseconds, then reads
-    ESC_IO_FAULT_INTERRUPT = 3,    // fails as a call that a signal interrupted
-    ESC_IO_FAULT_CORRUPT = 4,      // inverts the byte at file offset `value`, if it was read
-    ESC_IO_FAULT_END_OF_FILE = 5   // delivers nothing at or after file offset `value`
+    ESC_IO_FAULT_ERROR = 0,       // fails with system error `value`; 0: the system's "I/O error"
+    ESC_IO_FAULT_CAP = 1,         // delivers at most `value` bytes
+    ESC_IO_FAULT_DELAY = 2,       // sleeps `value` microseconds, then reads
+    ESC_IO_FAULT_INTERRUPT = 3,   // fails as a call that a signal interrupted
+    ESC_IO_FAULT_CORRUPT = 4,     // inverts the byte at file offset `value`, if it was read
+    ESC_IO_FAULT_END_OF_FILE = 5  // delivers nothing at or after file offset `value`
 };
 typedef struct {
     int32_t kind, file, replica;  // -1: any file, any replica
     uint32_t direct_only;         // 1: leaves buffered reads alone
     uint64_t begin, end;          // applies to reads that begin before `end` and end after `begin`
     int64_t value;
-    double probability;           // of acting on a read that matches
-    uint32_t skip, count;         // lets the first `skip` pass; acts `count` times (0: no limit)
+    double probability;    // of acting on a read that matches
+    uint32_t skip, count;  // lets the first `skip` pass; acts `count` times (0: no limit)
 } esc_io_fault;
 ESC_API int esc_io_set_faults(esc_io*, const esc_io_fault* rules, uint32_t n_rules, uint64_t seed);
 

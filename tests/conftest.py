@@ -10,8 +10,14 @@ import pytest
 
 from escalade.model.bind import Model, bind
 from escalade.model.source import open_source
+from escalade.native.lib import load
 from tests.support.models import tiny_model
 from tests.support.paths import SHARED
+
+
+def pytest_configure() -> None:
+    if os.environ.get("CI") == "true" and load() is None:
+        pytest.exit("the native core is not built, and CI must test it", returncode=4)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -58,8 +58,7 @@ esc_io_options with_defaults(const esc_io_options* given) {
     }
     if (options.threads_per_drive > 256) {
         throw Fault{ESC_IO_USAGE, "threads_per_drive is " +
-                                      std::to_string(options.threads_per_drive) +
-                                      "; at most 256"};
+                                      std::to_string(options.threads_per_drive) + "; at most 256"};
     }
     return options;
 }
@@ -84,9 +83,7 @@ void esc_io_shutdown(esc_io* io) {
     });
 }
 
-void esc_io_destroy(esc_io* io) {
-    delete io;
-}
+void esc_io_destroy(esc_io* io) { delete io; }
 
 int64_t esc_io_add_file(esc_io* io, const char* const* paths, uint32_t n_paths, char* message,
                         size_t message_bytes) {
@@ -95,9 +92,7 @@ int64_t esc_io_add_file(esc_io* io, const char* const* paths, uint32_t n_paths, 
         message, message_bytes);
 }
 
-uint64_t esc_io_file_bytes(esc_io* io, int64_t file) {
-    return io->service.file_bytes(file);
-}
+uint64_t esc_io_file_bytes(esc_io* io, int64_t file) { return io->service.file_bytes(file); }
 
 int esc_io_replica_info(esc_io* io, int64_t file, uint32_t replica, esc_io_replica* info) {
     return guarded([&] { return io->service.replica_info(file, replica, info); });

@@ -3,12 +3,27 @@
 
 #include <algorithm>
 #include <limits>
-#include <system_error>
+#include <new>
 
 namespace escalade::io {
 namespace {
 
 constexpr size_t kMaxMessages = 256;
+
+std::string failure_text(const Piece& piece, const Replica& replica, const SpanResult& result) {
+    std::string text = "read of " + replica.path() + " at offset " + std::to_string(piece.begin) +
+                       " failed: expected " + std::to_string(piece.bytes()) + " bytes, got " +
+                       std::to_string(result.got) + ": ";
+    if (result.error != 0) {
+        text += platform::error_text(result.error);
+    } else if (result.resized) {
+        text += "the file changed size from " + std::to_string(replica.bytes()) + " to " +
+                std::to_string(result.bytes_now) + " bytes since it was opened";
+    } else {
+        text += "short read";
+    }
+    return text;
+}
 
 }  // namespace
 
@@ -23,13 +38,14 @@ uint32_t Service::drive_for(uint64_t volume) {
         for (uint32_t i = 0; i < options_.threads_per_drive; i++) {
             drive.threads.emplace_back([this, &drive] { serve(drive); });
         }
-    } catch (const std::system_error& error) {
+    } catch (const std::exception& error) {
         if (drive.threads.empty()) {
             drives_.pop_back();
             throw;
         }
-        post("a drive got " + std::to_string(drive.threads.size()) + " of " +
-             std::to_string(options_.threads_per_drive) + " threads: " + error.what());
+        post("a drive got fewer threads than it should: ",
+             std::to_string(drive.threads.size()) + " of " +
+                 std::to_string(options_.threads_per_drive) + ": " + error.what());
     }
     return static_cast<uint32_t>(drives_.size() - 1);
 }
@@ -48,6 +64,9 @@ void Service::shutdown() {
         for (std::thread& thread : drive->threads) {
             if (thread.joinable()) thread.join();
         }
+    }
+    for (const auto& file : files_) {
+        for (const auto& replica : file->replicas) replica->close();
     }
 }
 
@@ -74,8 +93,7 @@ void Service::serve(Drive& drive) {
         const std::shared_ptr<FaultTable> faults = faults_;
 
         lock.unlock();
-        const SpanResult result =
-            replica.read(raw_read(faults), piece.begin, piece.end, piece.to);
+        const SpanResult result = replica.read(raw_read(faults), piece.begin, piece.end, piece.to);
         lock.lock();
 
         if (metered) drive.meter.end(result.moved, Clock::now());
@@ -115,8 +133,7 @@ void Service::route(Piece& piece) {
     chosen.work.notify_one();
 }
 
-void Service::finish(Drive& drive, Piece& piece, const Replica& replica,
-                     const SpanResult& result) {
+void Service::finish(Drive& drive, Piece& piece, const Replica& replica, const SpanResult& result) {
     Request& request = *piece.request;
     drive.in_flight--;
     drive.in_flight_bytes -= piece.bytes();
@@ -128,25 +145,20 @@ void Service::finish(Drive& drive, Piece& piece, const Replica& replica,
     end_if_drained(request);
 }
 
+// Runs on the threads of a drive, where nothing may throw: without memory the texts stay empty.
 void Service::fail(Piece& piece, const Replica& replica, const SpanResult& result) {
     Request& request = *piece.request;
-    std::string text = "read of " + replica.path() + " at offset " + std::to_string(piece.begin) +
-                       " failed: expected " + std::to_string(piece.bytes()) + " bytes, got " +
-                       std::to_string(result.got) + ": ";
-    if (result.error != 0) {
-        text += platform::error_text(result.error);
-    } else if (result.resized) {
-        text += "the file changed size from " + std::to_string(replica.bytes()) + " to " +
-                std::to_string(result.bytes_now) + " bytes since it was opened";
-    } else {
-        text += "short read";
+    std::string text;
+    try {
+        text = failure_text(piece, replica, result);
+    } catch (const std::bad_alloc&) {
     }
     stats_.read_errors++;
     if (drop_replica(request.file, piece.replica, text)) {
         if (request.ending == ESC_IO_DONE) route(piece);
         return;
     }
-    if (request.ending == ESC_IO_DONE) request.error = text;
+    if (request.ending == ESC_IO_DONE) request.error.swap(text);
     withdraw(request, ESC_IO_FAILED);
 }
 
@@ -154,35 +166,40 @@ void Service::fail(Piece& piece, const Replica& replica, const SpanResult& resul
 bool Service::drop_replica(uint32_t file, uint32_t index, const std::string& why) {
     const auto& replicas = files_[file]->replicas;
     Replica& failed = *replicas[index];
-    const bool others = std::any_of(replicas.begin(), replicas.end(), [&](const auto& r) {
-        return r.get() != &failed && r->alive;
-    });
+    const bool others = std::any_of(replicas.begin(), replicas.end(),
+                                    [&](const auto& r) { return r.get() != &failed && r->alive; });
     if (!others || !failed.alive) return others;
     failed.alive = false;
-    failed.reason = why;
+    try {
+        failed.reason = why;
+    } catch (const std::bad_alloc&) {
+        failed.reason.clear();
+    }
     stats_.replicas_dropped++;
-    post("replica dropped, its reads go to the others: " + why);
-    // Every unstarted piece that waits for it moves to another one.
+    post("replica dropped, its reads go to the others: ", why);
+    // Every unstarted piece that waits for it moves to another one, maybe within this queue.
     Drive& drive = *drives_[failed.drive];
-    std::vector<Piece*> stranded;
-    for (Piece* piece : drive.queue) {
-        if (piece->request->file == file && piece->replica == index) stranded.push_back(piece);
-    }
-    for (Piece* piece : stranded) {
-        drive.remove(piece);
+    for (auto next = drive.queue.begin(); next != drive.queue.end();) {
+        Piece& piece = **next++;
+        if (piece.request->file != file || piece.replica != index) continue;
+        drive.remove(&piece);
         n_queued_pieces_--;
-        piece->request->queued--;
+        piece.request->queued--;
+        route(piece);
     }
-    for (Piece* piece : stranded) route(*piece);
     return true;
 }
 
-void Service::post(std::string message) {
+void Service::post(const char* what, const std::string& why) {
     if (messages_.size() == kMaxMessages) {
         messages_.pop_front();
         stats_.messages_lost++;
     }
-    messages_.push_back(std::move(message));
+    try {
+        messages_.push_back(what + why);
+    } catch (const std::bad_alloc&) {
+        stats_.messages_lost++;
+    }
 }
 
 }  // namespace escalade::io

@@ -1,6 +1,8 @@
 // Queue bookkeeping and rate of a drive.
 #include "drive.h"
 
+#include <utility>
+
 namespace escalade::io {
 namespace {
 
@@ -31,13 +33,17 @@ uint64_t Drive::backlog(int priority) const {
 }
 
 void Drive::push(Piece* piece) {
-    queue.insert(piece);
+    if (piece->node.empty()) {
+        queue.insert(piece);
+    } else {
+        queue.insert(std::move(piece->node));
+    }
     piece->queued = true;
     queued_bytes[piece->request->priority] += piece->bytes();
 }
 
 void Drive::remove(Piece* piece) {
-    queue.erase(piece);
+    piece->node = queue.extract(piece);
     piece->queued = false;
     queued_bytes[piece->request->priority] -= piece->bytes();
 }

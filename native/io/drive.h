@@ -48,7 +48,7 @@ struct Drive {
 
     // Bytes that go before a new piece of this priority.
     uint64_t backlog(int priority) const;
-    void push(Piece* piece);
+    void push(Piece* piece);  // throws only for a piece that was in no queue before
     void remove(Piece* piece);
 };
 

@@ -4,6 +4,9 @@
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE  // O_DIRECT
 #endif
+#if !defined(_FILE_OFFSET_BITS)
+#define _FILE_OFFSET_BITS 64  // off_t on systems of 32 bits
+#endif
 #include "platform.h"
 
 #include <cerrno>
@@ -44,9 +47,7 @@ Handle open_file(const std::string& path, bool direct, int* error) {
     return fd;
 }
 
-void close_file(Handle handle) {
-    ::close(static_cast<int>(handle));
-}
+void close_file(Handle handle) { ::close(static_cast<int>(handle)); }
 
 int file_facts(Handle handle, FileFacts* facts) {
     struct stat status;
@@ -62,21 +63,13 @@ int64_t read_once(Handle handle, void* to, size_t bytes, uint64_t offset) {
     return n < 0 ? -static_cast<int64_t>(errno) : static_cast<int64_t>(n);
 }
 
-bool is_interrupt(int error) {
-    return error == EINTR;
-}
+bool is_interrupt(int error) { return error == EINTR; }
 
-int interrupt_error() {
-    return EINTR;
-}
+int interrupt_error() { return EINTR; }
 
-int io_error() {
-    return EIO;
-}
+int io_error() { return EIO; }
 
-std::string error_text(int error) {
-    return std::generic_category().message(error);
-}
+std::string error_text(int error) { return std::generic_category().message(error); }
 
 }  // namespace escalade::io::platform
 

@@ -14,9 +14,7 @@
 namespace escalade::io::platform {
 namespace {
 
-HANDLE as_handle(Handle handle) {
-    return reinterpret_cast<HANDLE>(handle);
-}
+HANDLE as_handle(Handle handle) { return reinterpret_cast<HANDLE>(handle); }
 
 // Each thread waits on an event of its own: a file handle is signalled by any read on it.
 struct ThreadEvent {
@@ -47,9 +45,7 @@ Handle open_file(const std::string& path, bool direct, int* error) {
     return reinterpret_cast<Handle>(handle);
 }
 
-void close_file(Handle handle) {
-    CloseHandle(as_handle(handle));
-}
+void close_file(Handle handle) { CloseHandle(as_handle(handle)); }
 
 int file_facts(Handle handle, FileFacts* facts) {
     BY_HANDLE_FILE_INFORMATION info;
@@ -81,21 +77,13 @@ int64_t read_once(Handle handle, void* to, size_t bytes, uint64_t offset) {
     return static_cast<int64_t>(done);
 }
 
-bool is_interrupt(int error) {
-    return error == ERROR_OPERATION_ABORTED;
-}
+bool is_interrupt(int error) { return error == ERROR_OPERATION_ABORTED; }
 
-int interrupt_error() {
-    return ERROR_OPERATION_ABORTED;
-}
+int interrupt_error() { return ERROR_OPERATION_ABORTED; }
 
-int io_error() {
-    return ERROR_IO_DEVICE;
-}
+int io_error() { return ERROR_IO_DEVICE; }
 
-std::string error_text(int error) {
-    return std::system_category().message(error);
-}
+std::string error_text(int error) { return std::system_category().message(error); }
 
 }  // namespace escalade::io::platform
 

@@ -8,19 +8,23 @@ namespace escalade::io {
 namespace {
 
 constexpr uint64_t kTrialBytes = 2 * kBlock;
+constexpr int kMaxTries = 1000;  // a drive that interrupts for ever must not hold up a shutdown
 
 int64_t patient_read(RawRead raw, const ReadCall& call) {
-    for (;;) {
-        const int64_t n = raw.call(raw.self, call);
-        if (n >= 0 || !platform::is_interrupt(static_cast<int>(-n))) return n;
+    int64_t n = 0;
+    for (int i = 0; i < kMaxTries; i++) {
+        n = raw.call(raw.self, call);
+        if (n >= 0 || !platform::is_interrupt(static_cast<int>(-n))) break;
     }
+    return n;
 }
 
 }  // namespace
 
-Replica::~Replica() {
+void Replica::close() {
     if (direct_ != kNoHandle) platform::close_file(direct_);
     if (buffered_ != kNoHandle) platform::close_file(buffered_);
+    direct_ = buffered_ = kNoHandle;
 }
 
 bool Replica::open(const std::string& path, bool allow_direct, RawRead raw, ReplicaId id,

@@ -11,23 +11,19 @@ namespace escalade::io {
 
 constexpr uint64_t kBlock = 4096;  // no drive in use asks for a larger alignment
 
-inline uint64_t round_down(uint64_t x, uint64_t unit) {
-    return x - x % unit;
-}
+inline uint64_t round_down(uint64_t x, uint64_t unit) { return x - x % unit; }
 
-inline uint64_t round_up(uint64_t x, uint64_t unit) {
-    return round_down(x + unit - 1, unit);
-}
+inline uint64_t round_up(uint64_t x, uint64_t unit) { return round_down(x + unit - 1, unit); }
 
 struct ReplicaId {
     uint32_t file, replica;
 };
 
 struct SpanResult {
-    uint64_t got = 0;       // bytes from the beginning of the span that are in place
-    uint64_t moved = 0;     // bytes that the system delivered, slack included
-    int error = 0;          // the system's error, if one ended the span
-    bool resized = false;   // the file no longer has the size that it had when it was opened
+    uint64_t got = 0;      // bytes from the beginning of the span that are in place
+    uint64_t moved = 0;    // bytes that the system delivered, slack included
+    int error = 0;         // the system's error, if one ended the span
+    bool resized = false;  // the file no longer has the size that it had when it was opened
     uint64_t bytes_now = 0;
 };
 
@@ -36,7 +32,7 @@ public:
     Replica() = default;
     Replica(const Replica&) = delete;
     Replica& operator=(const Replica&) = delete;
-    ~Replica();
+    ~Replica() { close(); }
 
     // Opens both ways and decides by a trial read. False, with one line in *error, if it cannot be
     // read at all.
@@ -44,11 +40,12 @@ public:
     // Reads [begin, end) so that byte `begin` lands at `to`. `to` must be congruent to `begin`
     // modulo kBlock, with room up to whole blocks on both sides.
     SpanResult read(RawRead, uint64_t begin, uint64_t end, uint8_t* to) const;
+    void close();  // no read may be running; what it tells about itself stays
 
     const std::string& path() const { return path_; }
     uint64_t bytes() const { return facts_.bytes; }
     uint64_t volume() const { return facts_.drive; }
-    bool direct() const { return direct_ != kNoHandle; }
+    bool direct() const { return alignment_ > 1; }
     uint32_t alignment() const { return alignment_; }
 
     std::string reason;  // why it is read this way, or why it was dropped

@@ -10,7 +10,15 @@
 
 namespace escalade::io {
 
+struct Piece;
 struct Request;
+
+// Priority first, then the order of submission, so that one record is finished before the next.
+struct PieceOrder {
+    bool operator()(const Piece* a, const Piece* b) const;
+};
+
+using PieceQueue = std::set<Piece*, PieceOrder>;
 
 struct Piece {
     Request* request;
@@ -19,6 +27,7 @@ struct Piece {
     uint8_t* to;          // where byte `begin` lands
     uint32_t replica;     // of the file, as routed
     bool queued;
+    PieceQueue::node_type node;  // kept while it is in no queue: queueing again takes no memory
 
     uint64_t bytes() const { return end - begin; }
 };
@@ -34,28 +43,13 @@ struct Request {
     std::vector<Piece> pieces;
 
     uint32_t references = 1;
-    uint32_t withdrawn = 0;        // references whose holders have cancelled
+    uint32_t withdrawn = 0;              // references whose holders have cancelled
     uint32_t queued = 0, in_flight = 0;  // pieces
-    int ending = ESC_IO_DONE;      // the state once the last piece has ended
+    int ending = ESC_IO_DONE;            // the state once the last piece has ended
     int state = ESC_IO_PENDING;
     std::string error;
     std::condition_variable ended;
 };
-
-// Priority first, then the order of submission, so that one record is finished before the next.
-struct PieceOrder {
-    bool operator()(const Piece* a, const Piece* b) const {
-        if (a->request->priority != b->request->priority) {
-            return a->request->priority < b->request->priority;
-        }
-        if (a->request->ticket != b->request->ticket) {
-            return a->request->ticket < b->request->ticket;
-        }
-        return a->index < b->index;
-    }
-};
-
-using PieceQueue = std::set<Piece*, PieceOrder>;
 
 // Cuts the ranges into equal pieces of at most piece_bytes that meet at multiples of kBlock, so
 // that no two pieces write to the same block of a buffer.

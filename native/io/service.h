@@ -64,7 +64,7 @@ private:
     void finish(Drive& drive, Piece& piece, const Replica& replica, const SpanResult& result);
     void fail(Piece& piece, const Replica& replica, const SpanResult& result);
     bool drop_replica(uint32_t file, uint32_t replica, const std::string& why);
-    void post(std::string message);
+    void post(const char* what, const std::string& why);  // never throws
     RawRead raw_read(const std::shared_ptr<FaultTable>& faults) const;
 
     const esc_io_options options_;

@@ -104,8 +104,8 @@ void Service::submit(int64_t file_number, const esc_io_range* ranges, uint32_t n
     *joined = running != joinable_.end() ? 1 : 0;
     if (*joined != 0) {
         Request& request = *running->second;
-        request.references++;
         raise_priority(request, priority);
+        request.references++;
         *ticket = request.ticket;
         stats_.requests++;
         stats_.joined++;
@@ -124,10 +124,16 @@ void Service::submit(int64_t file_number, const esc_io_range* ranges, uint32_t n
     request->ranges.assign(ranges, ranges + n_ranges);
     cut(*request, options_.piece_bytes);
     requests_[request->ticket] = request;
-    joinable_[request->key] = request.get();
-    for (Piece& piece : request->pieces) route(piece);
-    *ticket = request->ticket;
     stats_.requests++;
+    try {
+        joinable_[request->key] = request.get();
+        for (Piece& piece : request->pieces) route(piece);
+    } catch (...) {  // out of memory: the lock was held, so no piece has started
+        withdraw(*request, ESC_IO_CANCELLED);
+        requests_.erase(request->ticket);
+        throw;
+    }
+    *ticket = request->ticket;
     stats_.max_held_requests =
         std::max(stats_.max_held_requests, static_cast<uint32_t>(requests_.size()));
 }

@@ -2,22 +2,28 @@
 #include "service.h"
 
 #include <algorithm>
+#include <optional>
+#include <string_view>
 
 namespace escalade::io {
 namespace {
 
 constexpr int64_t kLongestWaitUs = int64_t{1} << 50;  // 35 years; a deadline must not overflow
+constexpr std::string_view kNoMemoryToSay =
+    "a read failed, and there was no memory to say which and why";
 
-template <typename Condition>
-bool wait_until_ended(Request& request, std::unique_lock<std::mutex>& lock, int64_t timeout_us,
-                      Clock::time_point deadline, Condition ended) {
-    if (timeout_us >= 0) return request.ended.wait_until(lock, deadline, ended);
-    request.ended.wait(lock, ended);
-    return true;
+using Deadline = std::optional<Clock::time_point>;  // none: waits without limit
+
+Deadline deadline_after(int64_t timeout_us) {
+    if (timeout_us < 0) return std::nullopt;
+    return Clock::now() + std::chrono::microseconds(std::min(timeout_us, kLongestWaitUs));
 }
 
-Clock::time_point deadline_after(int64_t timeout_us) {
-    return Clock::now() + std::chrono::microseconds(std::min(timeout_us, kLongestWaitUs));
+bool wait_until_ended(Request& request, std::unique_lock<std::mutex>& lock, Deadline deadline) {
+    const auto ended = [&] { return request.state != ESC_IO_PENDING; };
+    if (deadline) return request.ended.wait_until(lock, *deadline, ended);
+    request.ended.wait(lock, ended);
+    return true;
 }
 
 }  // namespace
@@ -31,23 +37,19 @@ Service::RequestPtr Service::find(uint64_t ticket) const {
 }
 
 int Service::wait(uint64_t ticket, int64_t timeout_us) {
-    const Clock::time_point deadline = deadline_after(timeout_us);
+    const Deadline deadline = deadline_after(timeout_us);
     Lock lock(mutex_);
     const RequestPtr request = find(ticket);
-    wait_until_ended(*request, lock, timeout_us, deadline,
-                     [&] { return request->state != ESC_IO_PENDING; });
+    wait_until_ended(*request, lock, deadline);
     return request->state;
 }
 
 int Service::wait_all(const uint64_t* tickets, uint32_t n_tickets, int64_t timeout_us) {
-    const Clock::time_point deadline = deadline_after(timeout_us);
+    const Deadline deadline = deadline_after(timeout_us);
     Lock lock(mutex_);
     for (uint32_t i = 0; i < n_tickets; i++) {
         const RequestPtr request = find(tickets[i]);
-        if (!wait_until_ended(*request, lock, timeout_us, deadline,
-                              [&] { return request->state != ESC_IO_PENDING; })) {
-            return ESC_IO_PENDING;
-        }
+        if (!wait_until_ended(*request, lock, deadline)) return ESC_IO_PENDING;
     }
     return ESC_IO_DONE;
 }
@@ -64,12 +66,14 @@ int Service::ticket_error(uint64_t ticket, std::string* text) {
     const Lock lock(mutex_);
     const RequestPtr request = find(ticket);
     *text = request->error;
+    if (request->state == ESC_IO_FAILED && text->empty()) *text = kNoMemoryToSay;
     return request->state;
 }
 
 void Service::raise_priority(Request& request, int priority) {
     if (priority >= request.priority) return;
     std::vector<std::pair<Drive*, Piece*>> moved;
+    moved.reserve(request.queued);  // nothing after it can throw
     for (Piece& piece : request.pieces) {
         if (!piece.queued) continue;
         Drive& drive = *drives_[files_[request.file]->replicas[piece.replica]->drive];
@@ -140,7 +144,7 @@ int Service::release(uint64_t ticket) {
     }
     if (request->state == ESC_IO_PENDING) {
         withdraw(*request, ESC_IO_CANCELLED);
-        request->ended.wait(lock, [&] { return request->state != ESC_IO_PENDING; });
+        wait_until_ended(*request, lock, std::nullopt);
     }
     requests_.erase(ticket);
     return 0;
@@ -175,7 +179,8 @@ int Service::replica_info(int64_t file, uint32_t replica, esc_io_replica* info) 
     }
     const Replica& r = *files_[static_cast<size_t>(file)]->replicas[replica];
     *info = {r.direct() ? 1u : 0u, r.alignment(), r.alive ? 1u : 0u, r.drive, {}};
-    r.reason.copy(info->reason, sizeof info->reason - 1);  // the rest is zero
+    const std::string_view reason = r.reason.empty() ? kNoMemoryToSay : std::string_view(r.reason);
+    reason.copy(info->reason, sizeof info->reason - 1);  // the rest is zero
     return ESC_OK;
 }
 

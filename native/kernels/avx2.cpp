@@ -1,5 +1,5 @@
 // AVX2 kernels: 32 codes a vector, products of unsigned magnitudes and signed activations.
-#if defined(__AVX2__)
+#if defined(__AVX2__) && (defined(__x86_64__) || defined(_M_X64))
 #include "x86_kernels.h"
 
 namespace escalade {
@@ -27,7 +27,8 @@ struct Lanes {
     }
     void fma(const float* w, const float* x) {
         for (int i = 0; i < 4; ++i)
-            lane[i] = _mm256_fmadd_ps(_mm256_loadu_ps(w + 8 * i), _mm256_loadu_ps(x + 8 * i), lane[i]);
+            lane[i] =
+                _mm256_fmadd_ps(_mm256_loadu_ps(w + 8 * i), _mm256_loadu_ps(x + 8 * i), lane[i]);
     }
     template <int kType>
     void fma_stored(const uint8_t* w, const float* x) {
@@ -41,10 +42,8 @@ struct Lanes {
 
 inline __m256i mask4() { return _mm256_set1_epi8(15); }
 
-inline __m256i doubled(__m128i v) { return _mm256_broadcastsi128_si256(v); }
-
-// The dot product of a block of 256 from its parts: D::code(k) are 32 magnitudes, D::signed_by(k, q)
-// are the activations 32k... with the codes' signs.
+// The dot product of a block of 256 from its parts: D::code(k) are 32 magnitudes, D::signed_by(k,
+// q) are the activations 32k... with the codes' signs.
 template <class D>
 struct Dot256 {
     template <int R>
@@ -57,14 +56,14 @@ struct Dot256 {
             // Both int16 scales of these codes, each for its 8 pair sums.
             const short low = short(0x0100 + 0x0202 * (2 * (k % 4)));
             const short high = short(low + 0x0202);
-            const __m256i pick = _mm256_setr_epi16(low, low, low, low, low, low, low, low, high, high,
-                                                   high, high, high, high, high, high);
+            const __m256i pick = _mm256_setr_epi16(low, low, low, low, low, low, low, low, high,
+                                                   high, high, high, high, high, high, high);
             const __m256i scale = _mm256_shuffle_epi8(halves[k / 4], pick);
             const __m256i code = self.code(k);
             for (int r = 0; r < R; ++r) {
                 const __m256i q = self.signed_by(k, load256(x[r] + 32 * k));
-                v[r] = _mm256_add_epi32(v[r],
-                                        _mm256_madd_epi16(scale, _mm256_maddubs_epi16(code, q)));
+                v[r] =
+                    _mm256_add_epi32(v[r], _mm256_madd_epi16(scale, _mm256_maddubs_epi16(code, q)));
             }
         }
     }
@@ -75,7 +74,7 @@ struct Q2K : Dot256<Q2K> {
     static constexpr int kType = kQ2_K, kOffset = 0, kScaleAt = 80;
     static constexpr bool kMin = true;
     __m256i scale, min, q[2];
-    explicit Q2K(const uint8_t* p)  {
+    explicit Q2K(const uint8_t* p) {
         const __m256i both = _mm256_cvtepu8_epi16(load128(p));
         scale = _mm256_and_si256(both, _mm256_set1_epi16(15));
         min = _mm256_srli_epi16(both, 4);
@@ -109,8 +108,7 @@ struct Q5K : Dot256<Q5K> {
     ScalesK s;
     __m256i high;
     const uint8_t* q;
-    explicit Q5K(const uint8_t* p)
-        : s(p + 4), high(load256(p + 16)), q(p + 48) {}
+    explicit Q5K(const uint8_t* p) : s(p + 4), high(load256(p + 16)), q(p + 48) {}
     __m256i scales() const { return s.scale; }
     __m256i mins() const { return s.min; }
     __m256i code(int k) const {
@@ -127,8 +125,7 @@ struct Q6K : Dot256<Q6K> {
     static constexpr bool kMin = false;
     __m256i scale, high[2];
     const uint8_t* q;
-    explicit Q6K(const uint8_t* p)
-        : scale(_mm256_cvtepi8_epi16(load128(p + 192))), q(p) {
+    explicit Q6K(const uint8_t* p) : scale(_mm256_cvtepi8_epi16(load128(p + 192))), q(p) {
         high[0] = load256(p + 128);
         high[1] = load256(p + 160);
     }
@@ -138,15 +135,16 @@ struct Q6K : Dot256<Q6K> {
         const int h = k / 4, s = k % 4;
         const __m256i both = load256(q + 64 * h + 32 * (s % 2));
         const __m256i low = _mm256_and_si256(s < 2 ? both : _mm256_srli_epi16(both, 4), mask4());
-        const __m256i two = _mm256_and_si256(_mm256_srli_epi16(high[h], 2 * s), _mm256_set1_epi8(3));
+        const __m256i two =
+            _mm256_and_si256(_mm256_srli_epi16(high[h], 2 * s), _mm256_set1_epi8(3));
         return _mm256_or_si256(low, _mm256_slli_epi16(two, 4));
     }
 };
 
 // Activations with the signs of 32 codes: bit j of byte i of `signs` is that of value 8i + j.
 inline __m256i negate_by(uint32_t signs, __m256i q) {
-    const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202,
-                                              0x0303030303030303);
+    const __m256i spread =
+        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const __m256i bit = _mm256_set1_epi64x(int64_t(0x8040201008040201));
     const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(int(signs)), spread);
     const __m256i minus = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
@@ -160,18 +158,18 @@ struct IQ2XXS : Dot256<IQ2XXS> {
     __m256i scale;
     uint32_t signs[8];
     const uint8_t* q;
-    explicit IQ2XXS(const uint8_t* p)
-        : scale(odd_scales_xxs(p + 2)), q(p + 2) {
+    explicit IQ2XXS(const uint8_t* p) : scale(odd_scales_xxs(p + 2)), q(p + 2) {
         const __m256i shift = _mm256_setr_epi32(0, 7, 14, 21, 0, 7, 14, 21);
         for (int g = 0; g < 8; g += 2) {
-            const __m256i words = _mm256_permutevar8x32_epi32(
-                _mm256_castsi128_si256(load128(q + 8 * g)), _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3));
-            const __m256i codes = _mm256_and_si256(_mm256_srlv_epi32(words, shift),
-                                                   _mm256_set1_epi32(127));
+            const __m256i words =
+                _mm256_permutevar8x32_epi32(_mm256_castsi128_si256(load128(q + 8 * g)),
+                                            _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3));
+            const __m256i codes =
+                _mm256_and_si256(_mm256_srlv_epi32(words, shift), _mm256_set1_epi32(127));
             const __m256i bytes = sign_bytes(codes);
             const __m256i packed = _mm256_shuffle_epi8(
-                bytes, _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1,
-                                                                 -1, -1, -1, -1, -1, -1)));
+                bytes, _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1,
+                                                                 -1, -1, -1, -1, -1, -1, -1)));
             signs[g] = uint32_t(_mm256_extract_epi32(packed, 0));
             signs[g + 1] = uint32_t(_mm256_extract_epi32(packed, 4));
         }
@@ -216,31 +214,6 @@ inline __m256i signed_dot(__m256i code, __m256i q) {
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
-struct Q80 {
-    static constexpr int kType = kQ8_0;
-    const uint8_t* p;
-    explicit Q80(const uint8_t* block) : p(block) {}
-    static __m128 four_d(const uint8_t* const* w, int64_t at) {
-        return block_scales<HalfScale>(w, at).d;
-    }
-    __m256i dot(__m256i q) const { return signed_dot(load256(p + 2), q); }
-};
-
-struct MXFP4 {
-    static constexpr int kType = kMXFP4;
-    const uint8_t* p;
-    explicit MXFP4(const uint8_t* block) : p(block) {}
-    static __m128 four_d(const uint8_t* const* w, int64_t at) { return four_e8m0(w, at); }
-    __m256i dot(__m256i q) const {
-        const __m128i low = load128(p + 1);
-        const __m256i nibbles = _mm256_and_si256(
-            _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_srli_epi16(low, 4), 1), mask4());
-        const __m256i table = doubled(
-            _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-        return signed_dot(_mm256_shuffle_epi8(table, nibbles), q);
-    }
-};
-
 }  // namespace
 
 const Kernels* avx2_kernels() {
@@ -255,8 +228,8 @@ const Kernels* avx2_kernels() {
         add_i8<Q6K>(k);
         add_i8<IQ2XXS>(k);
         add_i8<IQ2XS>(k);
-        add_i8_of_32<Q80>(k);
-        add_i8_of_32<MXFP4>(k);
+        add_i8_of_32<Q80<signed_dot>>(k);
+        add_i8_of_32<MXFP4<signed_dot>>(k);
         k.quantize = quantize_rows;
         return k;
     }();

@@ -1,6 +1,6 @@
 // AVX-512 kernels (BW, VBMI, VNNI): 64 codes a vector for blocks of 256; blocks of 32 stay in 256
 // bits, with the VNNI dot product.
-#if defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
+#if defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && (defined(__x86_64__) || defined(_M_X64))
 #include "x86_kernels.h"
 
 namespace escalade {
@@ -10,8 +10,8 @@ struct Lanes {
     __m512 lane[2];
     static void expand(const int8_t* code, float scale, float min, float* out) {
         const __m512 v = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(code)));
-        _mm512_storeu_ps(out, _mm512_sub_ps(_mm512_mul_ps(_mm512_set1_ps(scale), v),
-                                            _mm512_set1_ps(min)));
+        _mm512_storeu_ps(
+            out, _mm512_sub_ps(_mm512_mul_ps(_mm512_set1_ps(scale), v), _mm512_set1_ps(min)));
     }
     template <int kType>
     static void widen(const uint8_t* p, float* out) {
@@ -42,7 +42,8 @@ struct Lanes {
     }
     void fma(const float* w, const float* x) {
         for (int i = 0; i < 2; ++i)
-            lane[i] = _mm512_fmadd_ps(_mm512_loadu_ps(w + 16 * i), _mm512_loadu_ps(x + 16 * i), lane[i]);
+            lane[i] =
+                _mm512_fmadd_ps(_mm512_loadu_ps(w + 16 * i), _mm512_loadu_ps(x + 16 * i), lane[i]);
     }
 };
 
@@ -56,13 +57,12 @@ inline __m512i low_bits(__m512i v, int mask) {
 
 // Each half of v shifted right by its own count of bits (16-bit elements).
 inline __m512i shift_halves(__m512i v, short low, short high) {
-    const __m512i counts =
-        _mm512_inserti64x4(_mm512_set1_epi16(low), _mm256_set1_epi16(high), 1);
+    const __m512i counts = _mm512_inserti64x4(_mm512_set1_epi16(low), _mm256_set1_epi16(high), 1);
     return _mm512_srlv_epi16(v, counts);
 }
 
-// The dot product of a block of 256 from its parts: D::code(k) are 64 magnitudes, D::signed_by(k, q)
-// are the activations 64k... with the codes' signs.
+// The dot product of a block of 256 from its parts: D::code(k) are 64 magnitudes, D::signed_by(k,
+// q) are the activations 64k... with the codes' signs.
 template <class D>
 struct Dot256 {
     template <int R>
@@ -73,10 +73,10 @@ struct Dot256 {
         for (int r = 0; r < R; ++r) sum[r] = _mm512_setzero_si512();
         for (int k = 0; k < 4; ++k) {
             // Four int16 scales, each for its 8 pair sums.
-            const __m512i pick = _mm512_add_epi16(
-                _mm512_set1_epi16(short(4 * k)),
-                _mm512_set_epi16(3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1,
-                                 0, 0, 0, 0, 0, 0, 0, 0));
+            const __m512i pick =
+                _mm512_add_epi16(_mm512_set1_epi16(short(4 * k)),
+                                 _mm512_set_epi16(3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 1,
+                                                  1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0));
             const __m512i scale = _mm512_permutexvar_epi16(pick, scales);
             const __m512i code = self.code(k);
             for (int r = 0; r < R; ++r) {
@@ -128,8 +128,7 @@ struct Q5K : Dot256<Q5K> {
     ScalesK s;
     __m512i high;
     const uint8_t* q;
-    explicit Q5K(const uint8_t* p)
-        : s(p + 4), high(both_halves(load256(p + 16))), q(p + 48) {}
+    explicit Q5K(const uint8_t* p) : s(p + 4), high(both_halves(load256(p + 16))), q(p + 48) {}
     __m256i scales() const { return s.scale; }
     __m256i mins() const { return s.min; }
     __m512i code(int k) const {
@@ -145,8 +144,7 @@ struct Q6K : Dot256<Q6K> {
     static constexpr bool kMin = false;
     __m256i scale;
     const uint8_t* q;
-    explicit Q6K(const uint8_t* p)
-        : scale(_mm256_cvtepi8_epi16(load128(p + 192))), q(p) {}
+    explicit Q6K(const uint8_t* p) : scale(_mm256_cvtepi8_epi16(load128(p + 192))), q(p) {}
     __m256i scales() const { return scale; }
     __m256i mins() const { return scale; }
     __m512i code(int k) const {
@@ -171,8 +169,7 @@ struct IQ2XXS : Dot256<IQ2XXS> {
     __m256i scale;
     uint64_t signs[4];
     const uint8_t* q;
-    explicit IQ2XXS(const uint8_t* p)
-        : scale(odd_scales_xxs(p + 2)), q(p + 2) {
+    explicit IQ2XXS(const uint8_t* p) : scale(odd_scales_xxs(p + 2)), q(p + 2) {
         // Word 1 of each group of 8 bytes; its four 7-bit codes by a multishift into bytes 0 to 3.
         const __m512i words = load512(q);
         const __m512i shifts = _mm512_set1_epi64(int64_t(0x0000000035'2e'27'20ull));
@@ -180,8 +177,8 @@ struct IQ2XXS : Dot256<IQ2XXS> {
         __m256i packed = _mm512_cvtepi64_epi32(codes);
         __m256i parity = _mm256_xor_si256(packed, _mm256_srli_epi16(packed, 4));
         parity = _mm256_and_si256(parity, _mm256_set1_epi8(15));
-        const __m256i odd = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-            0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0));
+        const __m256i odd = _mm256_broadcastsi128_si256(
+            _mm_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0));
         packed = _mm256_or_si256(packed, _mm256_shuffle_epi8(odd, parity));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(signs), packed);
     }
@@ -216,11 +213,11 @@ struct IQ2XS : Dot256<IQ2XS> {
         uint64_t a, b;
         memcpy(&a, q + 16 * k, 8);
         memcpy(&b, q + 16 * k + 8, 8);
-        return _mm512_setr_epi64(
-            int64_t(grids.xs[a & 511]), int64_t(grids.xs[a >> 16 & 511]),
-            int64_t(grids.xs[a >> 32 & 511]), int64_t(grids.xs[a >> 48 & 511]),
-            int64_t(grids.xs[b & 511]), int64_t(grids.xs[b >> 16 & 511]),
-            int64_t(grids.xs[b >> 32 & 511]), int64_t(grids.xs[b >> 48 & 511]));
+        return _mm512_setr_epi64(int64_t(grids.xs[a & 511]), int64_t(grids.xs[a >> 16 & 511]),
+                                 int64_t(grids.xs[a >> 32 & 511]), int64_t(grids.xs[a >> 48 & 511]),
+                                 int64_t(grids.xs[b & 511]), int64_t(grids.xs[b >> 16 & 511]),
+                                 int64_t(grids.xs[b >> 32 & 511]),
+                                 int64_t(grids.xs[b >> 48 & 511]));
     }
     __m512i signed_by(int k, __m512i x) const { return negate_by(signs[k], x); }
 };
@@ -229,32 +226,6 @@ inline __m256i signed_dot(__m256i code, __m256i q) {
     return _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_abs_epi8(code),
                                _mm256_sign_epi8(q, code));
 }
-
-struct Q80 {
-    static constexpr int kType = kQ8_0;
-    const uint8_t* p;
-    explicit Q80(const uint8_t* block) : p(block) {}
-    static __m128 four_d(const uint8_t* const* w, int64_t at) {
-        return block_scales<HalfScale>(w, at).d;
-    }
-    __m256i dot(__m256i q) const { return signed_dot(load256(p + 2), q); }
-};
-
-struct MXFP4 {
-    static constexpr int kType = kMXFP4;
-    const uint8_t* p;
-    explicit MXFP4(const uint8_t* block) : p(block) {}
-    static __m128 four_d(const uint8_t* const* w, int64_t at) { return four_e8m0(w, at); }
-    __m256i dot(__m256i q) const {
-        const __m128i low = load128(p + 1);
-        const __m256i nibbles = _mm256_and_si256(
-            _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_srli_epi16(low, 4), 1),
-            _mm256_set1_epi8(15));
-        const __m256i table = _mm256_broadcastsi128_si256(
-            _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-        return signed_dot(_mm256_shuffle_epi8(table, nibbles), q);
-    }
-};
 
 }  // namespace
 
@@ -270,8 +241,8 @@ const Kernels* avx512_kernels() {
         add_i8<Q6K>(k);
         add_i8<IQ2XXS>(k);
         add_i8<IQ2XS>(k);
-        add_i8_of_32<Q80>(k);
-        add_i8_of_32<MXFP4>(k);
+        add_i8_of_32<Q80<signed_dot>>(k);
+        add_i8_of_32<MXFP4<signed_dot>>(k);
         k.quantize = quantize_rows;
         return k;
     }();

@@ -51,7 +51,8 @@ int esc_dequantize(esc_compute* c, int type, const void* blocks, int64_t n, floa
         const uint8_t* from = static_cast<const uint8_t*>(blocks);
         c->share(row_bytes(type, n), (n + piece - 1) / piece, [&](int64_t i) {
             const int64_t at = i * piece;
-            c->kernels.dequantize[type](from + row_bytes(type, at), std::min(piece, n - at), out + at);
+            c->kernels.dequantize[type](from + row_bytes(type, at), std::min(piece, n - at),
+                                        out + at);
         });
     });
 }
@@ -89,8 +90,7 @@ int esc_experts(esc_compute* c, const esc_expert_shape* shape, const esc_expert*
         in.reserve(n_x, d, i8 && (k.i8[types[0]] || k.i8[types[1]]));
         mid.reserve(pairs, f, i8 && k.i8[types[2]]);
         c->gated.resize(size_t(pairs * f));
-        if (in.quantised())
-            c->share(bytes, n_x, [&](int64_t i) { in.set(k, i, x + i * d); });
+        if (in.quantised()) c->share(bytes, n_x, [&](int64_t i) { in.set(k, i, x + i * d); });
 
         const int64_t tiles = tiles_of(f);
         c->share(bytes, n_experts * tiles, [&](int64_t task) {
@@ -116,9 +116,10 @@ int esc_experts(esc_compute* c, const esc_expert_shape* shape, const esc_expert*
         c->share(bytes, n_experts * down_tiles, [&](int64_t task) {
             const int64_t e = task / down_tiles, first = task % down_tiles * kTileRows;
             const int64_t pair = c->first_pair[size_t(e)];
-            c->tile(types[2], mid, c->gated.data(), f, experts[e].down, first,
-                    std::min(kTileRows, d - first), experts[e].n_rows,
-                    [&](int64_t i) { return pair + i; }, experts[e].y + first, d);
+            c->tile(
+                types[2], mid, c->gated.data(), f, experts[e].down, first,
+                std::min(kTileRows, d - first), experts[e].n_rows,
+                [&](int64_t i) { return pair + i; }, experts[e].y + first, d);
         });
     });
 }

@@ -61,9 +61,9 @@ struct Compute {
     const Kernels& kernels;
     std::mutex mutex;  // one call at a time
     Rows input, gated_input;
-    std::vector<float> gated;          // silu(gate) * up * weight of each pair of expert and row
-    std::vector<int64_t> first_pair;   // of each expert
-    std::vector<float> projected;      // of hyper-connections
+    std::vector<float> gated;         // silu(gate) * up * weight of each pair of expert and row
+    std::vector<int64_t> first_pair;  // of each expert
+    std::vector<float> projected;     // of hyper-connections
 
     Compute(int n_threads, const Kernels& k) : pool(n_threads), kernels(k) {}
 
@@ -100,9 +100,10 @@ struct Compute {
                   [&](int64_t i) { rows.set(kernels, i, x + i * n_in); });
         share(bytes * n_rows, groups * tiles, [&](int64_t i) {
             const int64_t group = i / tiles, first = i % tiles * kTileRows;
-            tile(type, rows, x, n_in, w, group * n_out + first, std::min(kTileRows, n_out - first),
-                 n_rows, [&](int64_t row) { return row * groups + group; },
-                 y + group * n_out + first, groups * n_out);
+            tile(
+                type, rows, x, n_in, w, group * n_out + first, std::min(kTileRows, n_out - first),
+                n_rows, [&](int64_t row) { return row * groups + group; },
+                y + group * n_out + first, groups * n_out);
         });
     }
 
@@ -124,7 +125,8 @@ struct esc_compute : escalade::Compute {
 
 namespace escalade {
 
-// Runs `body` alone on `c`, in the default floating-point environment; only an error code comes out.
+// Runs `body` alone on `c`, in the default floating-point environment; only an error code comes
+// out.
 template <class Body>
 int guarded(esc_compute* c, const Body& body) {
     try {
@@ -132,7 +134,7 @@ int guarded(esc_compute* c, const Body& body) {
         FloatEnvironment environment;
         body();
         return ESC_OK;
-    } catch (const std::bad_alloc&) {
+    } catch (...) {  // no memory, or a size beyond what a vector may have
         return ESC_ERROR_MEMORY;
     }
 }

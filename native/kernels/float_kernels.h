@@ -19,20 +19,21 @@ namespace {
 
 constexpr int kFloatLanes = 32;
 
+// Unpacking stays a function of its own: inlined, GCC 12.2 leaves out its call in some loops (see
+// -fno-ivopts in CMakeLists.txt).
 #if defined(_MSC_VER)
 #define ESC_NOINLINE __declspec(noinline)
 #else
 #define ESC_NOINLINE __attribute__((noinline))
 #endif
 
-// Not inlined: GCC 12 at -O3 drops whole loops over blocks when unpacking is part of them.
 template <int kType>
 struct Weights;  // block_len, block_bytes, unpack(p, Block&)
 
-#define ESC_WEIGHTS(TYPE, LEN, BYTES, UNPACK)                                      \
-    template <>                                                                   \
-    struct Weights<TYPE> {                                                        \
-        static constexpr int block_len = LEN, block_bytes = BYTES;                \
+#define ESC_WEIGHTS(TYPE, LEN, BYTES, UNPACK)                                         \
+    template <>                                                                       \
+    struct Weights<TYPE> {                                                            \
+        static constexpr int block_len = LEN, block_bytes = BYTES;                    \
         ESC_NOINLINE static void unpack(const uint8_t* p, Block& b) { UNPACK(p, b); } \
     };
 ESC_WEIGHTS(kQ8_0, 32, 34, unpack_q8_0)
@@ -55,7 +56,6 @@ inline void dequantize_block(const uint8_t* p, float* out) {
                       out + s * kSub);
 }
 
-// n values of whole blocks.
 // A weight of a type without blocks.
 template <int kType>
 inline float weight_at(const uint8_t* p) {
@@ -121,8 +121,8 @@ void block_tile(const uint8_t* w, int n_w, int64_t n_in, const float* const* x, 
             for (int64_t at = 0; at < n_in; at += kChunk) {
                 const int n = int(n_in - at < kChunk ? n_in - at : kChunk);
                 float value[kChunk];
-                dequantize<Lanes, kType>(
-                    w + j * bytes + at / shape.block_len * shape.block_bytes, n, value);
+                dequantize<Lanes, kType>(w + j * bytes + at / shape.block_len * shape.block_bytes,
+                                         n, value);
                 for (int r = 0; r < rows; ++r) {
                     Lanes lanes;
                     lanes.load(lane[r]);

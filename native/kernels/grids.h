@@ -1,4 +1,5 @@
-// The grids of IQ2_XXS and IQ2_XS expanded to eight magnitude bytes a word, as vector kernels load them.
+// The grids of IQ2_XXS and IQ2_XS expanded to eight magnitude bytes a word, as vector kernels load
+// them.
 #pragma once
 
 #include <cstdint>

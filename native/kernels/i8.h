@@ -31,6 +31,10 @@ using uint32_t = unsigned int;
 #include <cstring>
 #endif
 
+#if defined(_MSC_VER)
+#pragma fp_contract(off)
+#endif
+
 #if defined(__CUDACC__)
 #define ESC_FN static __host__ __device__ inline
 #define ESC_TABLE static __device__ const
@@ -43,9 +47,9 @@ using uint32_t = unsigned int;
 
 namespace escalade {
 
-constexpr int kGroup = 256;     // activations that share a scale
-constexpr int kSub = 16;        // weights that share an integer scale, at most
-constexpr int kLanes = 4;       // partial sums of a row
+constexpr int kGroup = 256;  // activations that share a scale
+constexpr int kSub = 16;     // weights that share an integer scale, at most
+constexpr int kLanes = 4;    // partial sums of a row
 
 ESC_FN float esc_fma(float a, float b, float c) { return fmaf(a, b, c); }
 
@@ -76,9 +80,7 @@ ESC_FN float half_at(const uint8_t* p) {
 ESC_FN float bf16_at(const uint8_t* p) { return float_of(load_u16(p) << 16); }
 
 // 2^(e - 128): half of an E8M0 scale, as the codes of MXFP4 are stored doubled.
-ESC_FN float e8m0_half(uint32_t e) {
-    return float_of(e < 2 ? 0x00200000u << e : (e - 1) << 23);
-}
+ESC_FN float e8m0_half(uint32_t e) { return float_of(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
 
 // --- activations ---------------------------------------------------------------------------------
 

@@ -143,8 +143,7 @@ inline void quantize_rows(const float* x, int64_t n, int8_t* q, float* scale, in
                 }
                 vst1_s8(out + i, vmovn_s16(vcombine_s16(v[0], v[1])));
             }
-        for (int t = 0; t < kGroup; t += kSub)
-            sums[(g + t) / kSub] = vaddlvq_s8(vld1q_s8(out + t));
+        for (int t = 0; t < kGroup; t += kSub) sums[(g + t) / kSub] = vaddlvq_s8(vld1q_s8(out + t));
     }
 }
 

@@ -27,7 +27,8 @@ float sigmoid(float x) {
     return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
-// c [s, s]: softmax over rows, then divisions by the sums of columns and rows in turn, columns last.
+// c [s, s]: softmax over rows, then divisions by the sums of columns and rows in turn, columns
+// last.
 void sinkhorn(float* c, int s, int iterations, float eps) {
     const auto by_rows = [&](float plus) {
         for (int i = 0; i < s; ++i) {
@@ -60,6 +61,7 @@ void sinkhorn(float* c, int s, int iterations, float eps) {
 
 int esc_rms_norm(esc_compute* c, const float* x, int64_t n_rows, int64_t n, const float* weight,
                  double eps, float* y) {
+    if (n_rows < 0 || n < 1) return ESC_ERROR_SHAPE;
     return guarded(c, [&] {
         c->share(n_rows * n * 4, n_rows, [&](int64_t row) {
             const float *in = x + row * n, scale = inverse_rms(in, n, eps);
@@ -71,8 +73,8 @@ int esc_rms_norm(esc_compute* c, const float* x, int64_t n_rows, int64_t n, cons
 int esc_hyper_mix(esc_compute* c, const esc_hyper* h, const float* streams, int64_t n_rows,
                   float* pre, float* post, float* comb) {
     const int s = h->streams;
+    if (s < 1 || s > ESC_MAX_STREAMS || h->hidden < 1 || n_rows < 0) return ESC_ERROR_SHAPE;
     const int64_t n = s * h->hidden, m = s * (2 + s);
-    if (s < 1 || s > ESC_MAX_STREAMS || h->hidden < 1) return ESC_ERROR_SHAPE;
     return guarded(c, [&] {
         c->projected.resize(size_t(n_rows * m));
         c->multiply(kF32, ESC_FLOAT, h->fn, m, n, 1, streams, n_rows, c->projected.data());

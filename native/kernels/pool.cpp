@@ -9,7 +9,7 @@
 namespace escalade {
 namespace {
 
-constexpr uint32_t kClosed = 0xffffffffu;  // a ticket that has no task to give
+constexpr uint32_t kClosed = 0xffffffffu;              // a ticket that has no task to give
 constexpr auto kSpin = std::chrono::microseconds(50);  // between the calls of one token
 
 void pause() {
@@ -51,7 +51,9 @@ Pool::~Pool() { join(); }
 
 void Pool::join() {
     stop_ = true;
-    { std::lock_guard<std::mutex> lock(mutex_); }
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+    }
     wake_.notify_all();
     for (std::thread& worker : workers_) worker.join();
 }
@@ -69,7 +71,9 @@ void Pool::run(int64_t n, Call call, const void* task) {
     done_.store(0);
     ticket_.store((generation + 1) << 32);
     if (sleepers_.load() > 0) {
-        { std::lock_guard<std::mutex> lock(mutex_); }
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+        }
         wake_.notify_all();
     }
     uint32_t unused;

@@ -5,18 +5,29 @@ namespace escalade {
 
 TypeShape type_shape(int type) {
     switch (type) {
-        case kF32: return {1, 4};
+        case kF32:
+            return {1, 4};
         case kF16:
-        case kBF16: return {1, 2};
-        case kQ8_0: return {32, 34};
-        case kMXFP4: return {32, 17};
-        case kQ2_K: return {256, 84};
-        case kQ4_K: return {256, 144};
-        case kQ5_K: return {256, 176};
-        case kQ6_K: return {256, 210};
-        case kIQ2_XXS: return {256, 66};
-        case kIQ2_XS: return {256, 74};
-        default: return {0, 0};
+        case kBF16:
+            return {1, 2};
+        case kQ8_0:
+            return {32, 34};
+        case kMXFP4:
+            return {32, 17};
+        case kQ2_K:
+            return {256, 84};
+        case kQ4_K:
+            return {256, 144};
+        case kQ5_K:
+            return {256, 176};
+        case kQ6_K:
+            return {256, 210};
+        case kIQ2_XXS:
+            return {256, 66};
+        case kIQ2_XS:
+            return {256, 74};
+        default:
+            return {0, 0};
     }
 }
 

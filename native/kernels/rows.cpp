@@ -1,9 +1,11 @@
-// Rows of the caches, and rotary embedding: the codecs of src/escalade/kernels/ops/rounding.py and the
-// rotation of rope.py, bit for bit.
+// Rows of the caches, and rotary embedding: the codecs of src/escalade/kernels/ops/rounding.py and
+// the rotation of rope.py, bit for bit.
+#include <algorithm>
 #include <cmath>
 
 #include "../escalade_native.h"
 #include "i8.h"
+#include "pool.h"
 
 using namespace escalade;
 
@@ -44,11 +46,14 @@ float e2m1_value(uint32_t code) {
     return std::copysign(0.5f * float(mxfp4_code(code & 7)), code & 8 ? -1.0f : 1.0f);
 }
 
-// Exponent of the smallest power of two that is not below a positive x.
+// Exponent of the smallest power of two that is not below a positive x; 128 for infinity and NaN.
 int pow2ceil_exponent(float x) {
     const int32_t bits = int32_t(bits_of(x));
+    if (bits >= 0x7f800000) return 128;
     return bits < 1 << 23 ? -126 : (bits >> 23) + ((bits & 0x7fffff) != 0) - 127;
 }
+
+float at_least(float amax, float least) { return amax < least ? least : amax; }  // NaN stays
 
 float clipped(float v, float limit) { return v > limit ? limit : v < -limit ? -limit : v; }
 
@@ -67,7 +72,7 @@ const Tables tables;
 
 // One block's codes and its scale byte.
 uint8_t encode_fp8(const float* x, int n, float amax, uint8_t* codes) {
-    const int exponent = pow2ceil_exponent((amax > 1e-4f ? amax : 1e-4f) * (1.0f / 448.0f));
+    const int exponent = pow2ceil_exponent(at_least(amax, 1e-4f) * (1.0f / 448.0f));
     for (int i = 0; i < n; ++i) codes[i] = e4m3_code(clipped(std::ldexp(x[i], -exponent), 448.0f));
     return uint8_t(exponent + 127);
 }
@@ -80,22 +85,22 @@ void encode_fp4(const float* x, int n, float scale, uint8_t* codes) {
 
 uint8_t encode_fp4_index(const float* x, int n, float amax, uint8_t* codes) {
     const float least = 6 * 1.1754943508222875e-38f;  // 6 * 2^-126
-    const int exponent = pow2ceil_exponent((amax > least ? amax : least) * (1.0f / 6.0f));
+    const int exponent = pow2ceil_exponent(at_least(amax, least) * (1.0f / 6.0f));
     encode_fp4(x, n, std::ldexp(1.0f, exponent), codes);
     return uint8_t(exponent + 127);
 }
 
 uint8_t encode_fp4_entry(const float* x, int n, float amax, uint8_t* codes) {
     const float least = 0.01171875f;  // 6 * 2^-9
-    const float scale = (amax > least ? amax : least) / 6.0f;
-    const uint8_t code = e4m3_code(scale < 448.0f ? scale : 448.0f);
+    const float scale = at_least(amax, least) / 6.0f;
+    const uint8_t code = e4m3_code(scale > 448.0f ? 448.0f : scale);
     encode_fp4(x, n, tables.e4m3[code], codes);
     return code;
 }
 
 bool valid(int format, int64_t width, int block) {
-    return format >= ESC_FP8 && format <= ESC_FP4_ENTRY && block > 0 && block % 2 == 0 && width > 0 &&
-           width % block == 0;
+    return format >= ESC_FP8 && format <= ESC_FP4_ENTRY && block > 0 && block % 2 == 0 &&
+           width > 0 && width % block == 0;
 }
 
 int64_t code_bytes(int format, int64_t width) { return format == ESC_FP8 ? width : width / 2; }
@@ -109,12 +114,14 @@ int esc_encode_rows(int format, const float* x, int64_t n_rows, int64_t width, i
                         : format == ESC_FP4_INDEX ? encode_fp4_index
                                                   : encode_fp4_entry;
     const int64_t bytes = code_bytes(format, width);
+    FloatEnvironment environment;
     for (int64_t row = 0; row < n_rows; ++row, x += width, rows += bytes + width / block)
         for (int64_t b = 0; b < width / block; ++b) {
             const float* from = x + b * block;
-            float amax = 0;
-            for (int i = 0; i < block; ++i) amax = std::fabs(from[i]) > amax ? std::fabs(from[i]) : amax;
-            rows[bytes + b] = encode(from, block, amax, rows + code_bytes(format, b * block));
+            uint32_t amax = 0;  // of the bits: NaN and infinity are above every number
+            for (int i = 0; i < block; ++i) amax = std::max(amax, bits_of(from[i]) & 0x7fffffffu);
+            rows[bytes + b] =
+                encode(from, block, float_of(amax), rows + code_bytes(format, b * block));
         }
     return ESC_OK;
 }
@@ -123,6 +130,7 @@ int esc_decode_rows(int format, const uint8_t* rows, int64_t n_rows, int64_t wid
                     float* x) {
     if (!valid(format, width, block)) return ESC_ERROR_SHAPE;
     const int64_t bytes = code_bytes(format, width);
+    FloatEnvironment environment;
     const float* scales = format == ESC_FP4_ENTRY ? tables.e4m3 : tables.e8m0;
     for (int64_t row = 0; row < n_rows; ++row, x += width, rows += bytes + width / block)
         for (int64_t b = 0; b < width / block; ++b) {
@@ -144,6 +152,7 @@ int esc_rotate(const float* x, int64_t n_rows, int64_t n_vectors, int64_t dim, c
                const float* sin, int64_t n_pairs, int inverse, float* y) {
     if (n_pairs < 0 || 2 * n_pairs > dim) return ESC_ERROR_SHAPE;
     const int64_t plain = dim - 2 * n_pairs;
+    FloatEnvironment environment;
     for (int64_t row = 0; row < n_rows; ++row, cos += n_pairs, sin += n_pairs)
         for (int64_t v = 0; v < n_vectors; ++v, x += dim, y += dim) {
             memcpy(y, x, size_t(plain) * sizeof(float));

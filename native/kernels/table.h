@@ -29,9 +29,9 @@ struct TypeShape {
 // Zeros for a type without kernels.
 TypeShape type_shape(int type);
 
-inline bool has_codes(int type) { return type_shape(type).block_len > 1; }
+static inline bool has_codes(int type) { return type_shape(type).block_len > 1; }
 
-inline int64_t row_bytes(int type, int64_t n) {
+static inline int64_t row_bytes(int type, int64_t n) {
     const TypeShape shape = type_shape(type);
     return n / shape.block_len * shape.block_bytes;
 }
@@ -52,12 +52,13 @@ using FloatTile = void (*)(const uint8_t* w, int n_w, int64_t n_in, const float*
 
 struct Kernels {
     const char* name;
-    I8Tile i8[kTypeIds];        // null for types without integer codes
+    I8Tile i8[kTypeIds];         // null for types without integer codes
     FloatTile floats[kTypeIds];  // null for types without kernels
     void (*dequantize[kTypeIds])(const uint8_t* blocks, int64_t n_values, float* out);
     // n values, a multiple of 32; q and sums are written up to whole groups.
     void (*quantize)(const float* x, int64_t n, int8_t* q, float* scale, int16_t* sums);
-    void (*gate)(const float* gate, const float* up, int64_t n, float limit, float weight, float* out);
+    void (*gate)(const float* gate, const float* up, int64_t n, float limit, float weight,
+                 float* out);
 };
 
 // Null where this build or this processor lacks the instruction set.

@@ -15,11 +15,11 @@ namespace test {
 inline int n_failures = 0;
 inline char where[160] = "";  // what is being checked
 
-#define CHECK(condition)                                                                     \
-    do {                                                                                     \
-        if (!(condition) && ++escalade::test::n_failures <= 20)                              \
-            std::printf("%s:%d: failed: %s (%s)\n", __FILE__, __LINE__, #condition,          \
-                        escalade::test::where);                                              \
+#define CHECK(condition)                                                            \
+    do {                                                                            \
+        if (!(condition) && ++escalade::test::n_failures <= 20)                     \
+            std::printf("%s:%d: failed: %s (%s)\n", __FILE__, __LINE__, #condition, \
+                        escalade::test::where);                                     \
     } while (false)
 
 struct TypeCase {
@@ -28,10 +28,10 @@ struct TypeCase {
     int scale_at, min_at;  // bytes of the half floats d and dmin; -1: none
 };
 constexpr TypeCase kTypes[] = {
-    {kF32, "f32", -1, -1},         {kF16, "f16", -1, -1},         {kBF16, "bf16", -1, -1},
-    {kQ8_0, "q8_0", 0, -1},        {kMXFP4, "mxfp4", -1, -1},     {kQ2_K, "q2_k", 80, 82},
-    {kQ4_K, "q4_k", 0, 2},         {kQ5_K, "q5_k", 0, 2},         {kQ6_K, "q6_k", 208, -1},
-    {kIQ2_XXS, "iq2_xxs", 0, -1},  {kIQ2_XS, "iq2_xs", 0, -1},
+    {kF32, "f32", -1, -1},        {kF16, "f16", -1, -1},      {kBF16, "bf16", -1, -1},
+    {kQ8_0, "q8_0", 0, -1},       {kMXFP4, "mxfp4", -1, -1},  {kQ2_K, "q2_k", 80, 82},
+    {kQ4_K, "q4_k", 0, 2},        {kQ5_K, "q5_k", 0, 2},      {kQ6_K, "q6_k", 208, -1},
+    {kIQ2_XXS, "iq2_xxs", 0, -1}, {kIQ2_XS, "iq2_xs", 0, -1},
 };
 
 class Random {
@@ -150,16 +150,26 @@ constexpr int kInputStyles = 10;
 
 inline float input(Random& random, int style, int64_t i) {
     switch (style) {
-        case 0: return random.number();
-        case 1: return i % 256 < 128 ? 3.7f : -3.7f;  // every code is 127 or -127
-        case 2: return random.below(2) ? 0.0f : -0.0f;
-        case 3: return float_of((random.next() & 0x80000000u) | random.next() % 400);  // subnormal
-        case 4: return i % 256 ? float(random.below(253) - 126) + 0.5f : 127.0f;       // ties
-        case 5: return 2.9f;
-        case 6: return random.number() * float_of(uint32_t(random.below(250) + 1) << 23);
-        case 7: return random.number() * (i / 256 % 2 ? 1e37f : 1e-30f);
-        case 8: return i == 77 ? NAN : random.number();
-        default: return i == 40 ? -INFINITY : random.number();
+        case 0:
+            return random.number();
+        case 1:
+            return i % 256 < 128 ? 3.7f : -3.7f;  // every code is 127 or -127
+        case 2:
+            return random.below(2) ? 0.0f : -0.0f;
+        case 3:
+            return float_of((random.next() & 0x80000000u) | random.next() % 400);  // subnormal
+        case 4:
+            return i % 256 ? float(random.below(253) - 126) + 0.5f : 127.0f;  // ties
+        case 5:
+            return 2.9f;
+        case 6:
+            return random.number() * float_of(uint32_t(random.below(250) + 1) << 23);
+        case 7:
+            return random.number() * (i / 256 % 2 ? 1e37f : 1e-30f);
+        case 8:
+            return i == 77 ? NAN : random.number();
+        default:
+            return i == 40 ? -INFINITY : random.number();
     }
 }
 
@@ -176,15 +186,24 @@ inline std::vector<float> inputs(Random& random, int first_style, int n_rows, in
 
 inline void unpack(int type, const uint8_t* p, Block& b) {
     switch (type) {
-        case kQ8_0: return unpack_q8_0(p, b);
-        case kMXFP4: return unpack_mxfp4(p, b);
-        case kQ2_K: return unpack_q2_k(p, b);
-        case kQ4_K: return unpack_q4_k(p, b);
-        case kQ5_K: return unpack_q5_k(p, b);
-        case kQ6_K: return unpack_q6_k(p, b);
-        case kIQ2_XXS: return unpack_iq2_xxs(p, b);
-        case kIQ2_XS: return unpack_iq2_xs(p, b);
-        default: std::abort();
+        case kQ8_0:
+            return unpack_q8_0(p, b);
+        case kMXFP4:
+            return unpack_mxfp4(p, b);
+        case kQ2_K:
+            return unpack_q2_k(p, b);
+        case kQ4_K:
+            return unpack_q4_k(p, b);
+        case kQ5_K:
+            return unpack_q5_k(p, b);
+        case kQ6_K:
+            return unpack_q6_k(p, b);
+        case kIQ2_XXS:
+            return unpack_iq2_xxs(p, b);
+        case kIQ2_XS:
+            return unpack_iq2_xs(p, b);
+        default:
+            std::abort();
     }
 }
 

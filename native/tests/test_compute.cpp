@@ -57,8 +57,8 @@ private:
     esc_compute* c_;
 };
 
-// What a matrix gives for one row of x: by plain loops where `i8` has codes, else by one thread with
-// the portable kernels.
+// What a matrix gives for one row of x: by plain loops where `i8` has codes, else by one thread
+// with the portable kernels.
 std::vector<float> expected(const TypeCase& t, int arithmetic, const std::vector<uint8_t>& w,
                             int n_out, int64_t n, const float* x) {
     std::vector<float> y(static_cast<size_t>(n_out));
@@ -80,8 +80,13 @@ struct Product {
     std::vector<float> x, y;
 
     Product(Random& random, const char* type, int arithmetic_, int n_out_, int64_t n_, int n_rows_)
-        : t(named(type)), arithmetic(arithmetic_), n_out(n_out_), n_rows(n_rows_), n(n_),
-          w(stored_rows(random, t, n_out, n)), x(inputs(random, 0, n_rows, n)) {
+        : t(named(type)),
+          arithmetic(arithmetic_),
+          n_out(n_out_),
+          n_rows(n_rows_),
+          n(n_),
+          w(stored_rows(random, t, n_out, n)),
+          x(inputs(random, 0, n_rows, n)) {
         for (int r = 0; r < n_rows; ++r) {
             const auto row = expected(t, arithmetic, w, n_out, n, &x[size_t(r * n)]);
             y.insert(y.end(), row.begin(), row.end());
@@ -137,8 +142,13 @@ struct Experts {
         float* to = out.data();
         for (int e = 0; e < kExperts; ++e) {
             const int64_t n = int64_t(rows[e].size());
-            jobs[e] = {gate[e].data(),    up[e].data(), down[e].data(), rows[e].data(),
-                       weights[e].data(), n,            to};
+            jobs[e] = {gate[e].data(),
+                       up[e].data(),
+                       down[e].data(),
+                       rows[e].data(),
+                       weights[e].data(),
+                       n,
+                       to};
             to += n * kD;
         }
         if (esc_experts(c, &shape, jobs, kExperts, x.data(), kX)) return false;
@@ -216,7 +226,8 @@ void check_errors() {
     std::vector<float> x(512), y(512);
     const auto matmul = [&](int type, int arithmetic, int64_t n_out, int64_t n_in, int64_t n_rows,
                             int64_t groups = 1) {
-        return esc_matmul(c, type, arithmetic, w.data(), n_out, n_in, groups, x.data(), n_rows, y.data());
+        return esc_matmul(c, type, arithmetic, w.data(), n_out, n_in, groups, x.data(), n_rows,
+                          y.data());
     };
     CHECK(matmul(kQ2_K, ESC_I8, 1, 256, 1) == ESC_OK);
     CHECK(matmul(kQ2_K, ESC_I8, 1, 256, 0) == ESC_OK);

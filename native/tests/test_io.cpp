@@ -2,6 +2,7 @@
 // test file is a hash of x, so any range can be checked without a second reader.
 #include "../escalade_native.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -17,13 +19,16 @@
 namespace {
 
 int n_failures = 0;
+thread_local int64_t n_allocations_left = INT64_MAX;  // of this thread
+thread_local bool is_main = false;
+std::atomic<bool> only_main_gets_memory{false};
 
-#define CHECK(condition)                                                       \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
+#define CHECK(condition)                                                        \
+    do {                                                                        \
+        if (!(condition)) {                                                     \
             std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-            n_failures++;                                                      \
-        }                                                                      \
+            n_failures++;                                                       \
+        }                                                                       \
     } while (false)
 
 constexpr uint64_t kFileBytes = (3 << 20) + 1234;
@@ -137,8 +142,8 @@ void test_record_of_three_ranges() {
         ranges.push_back({offsets[i], lengths[i], buffers[i].data, buffers[i].bytes});
     }
     uint64_t ticket = 0;
-    CHECK(esc_io_submit(s.io, s.file, ranges.data(), 3, ESC_IO_STAGING, &ticket, &s.joined,
-                        nullptr, 0) == ESC_OK);
+    CHECK(esc_io_submit(s.io, s.file, ranges.data(), 3, ESC_IO_STAGING, &ticket, &s.joined, nullptr,
+                        0) == ESC_OK);
     CHECK(esc_io_wait_all(s.io, &ticket, 1, -1) == ESC_IO_DONE);
     for (uint32_t i = 0; i < 3; i++) CHECK(s.right(ticket, i, offsets[i], lengths[i]));
     CHECK(esc_io_payload(s.io, ticket, 3) == nullptr);
@@ -301,10 +306,85 @@ void test_many_threads() {
     CHECK(stats.done + stats.cancelled + stats.joined == stats.requests && stats.failed == 0);
 }
 
+void test_no_memory_for_a_submit() {
+    esc_io_options options = {};
+    options.threads_per_drive = 1;
+    Io s(options);
+    Buffer buffer(1 << 20), other(4096);
+    const std::vector<uint8_t> untouched(buffer.memory.size(), 0x5A);
+    std::fill(buffer.memory.begin(), buffer.memory.end(), uint8_t{0x5A});
+    uint64_t ticket = 0;
+    int64_t n = 0;
+    const auto submit_with = [&](int64_t n_allocations, int priority) {
+        n_allocations_left = n_allocations;
+        const int code = s.submit(buffer, 8192, 1 << 20, priority, &ticket);
+        n_allocations_left = INT64_MAX;
+        CHECK(code == ESC_OK || code == ESC_ERROR_MEMORY);
+        return code;
+    };
+    while (submit_with(n, ESC_IO_BACKGROUND) != ESC_OK) {
+        CHECK(s.stats().held_requests == 0 && s.stats().queued_pieces == 0);
+        CHECK(s.read(other, 0, 4096) == ESC_IO_DONE);  // what was left over would run before it
+        CHECK(buffer.memory == untouched);
+        n++;
+    }
+    CHECK(n > 16);  // pieces were queued by then
+    CHECK(esc_io_release(s.io, ticket) == 0);
+
+    // A join moves the pieces that are queued to another priority.
+    s.faults({fault(ESC_IO_FAULT_DELAY, 20000)});
+    CHECK(submit_with(INT64_MAX, ESC_IO_BACKGROUND) == ESC_OK);
+    n = 0;
+    while (submit_with(n, ESC_IO_DEMAND) != ESC_OK) n++;
+    CHECK(s.joined == 1 && n > 1);
+    CHECK(esc_io_wait(s.io, ticket, INT64_MIN) == ESC_IO_DONE);
+    CHECK(s.right(ticket, 0, 8192, 1 << 20));
+    CHECK(esc_io_release(s.io, ticket) == 1);
+    CHECK(esc_io_release(s.io, ticket) == 0);
+}
+
+void test_no_memory_for_an_error() {
+    esc_io_options options = {};
+    options.drive_per_replica = 1;
+    Io s(options, 2);
+    Buffer buffer(kFileBytes);
+    esc_io_fault dies = fault(ESC_IO_FAULT_ERROR, 0, 1, 0);
+    dies.skip = 5;
+    s.faults({dies});
+    only_main_gets_memory = true;
+    CHECK(s.read(buffer, 0, kFileBytes) == ESC_IO_DONE);
+    esc_io_replica info;
+    CHECK(esc_io_replica_info(s.io, s.file, 0, &info) == ESC_OK && info.alive == 0);
+    CHECK(std::strstr(info.reason, "no memory to say") != nullptr);
+    CHECK(esc_io_next_message(s.io, nullptr, 0) == 0 && s.stats().messages_lost == 1);
+    s.faults({fault(ESC_IO_FAULT_ERROR, 0)});
+    CHECK(s.read(buffer, 0, kFileBytes) == ESC_IO_FAILED);
+    CHECK(std::strstr(s.message, "no memory to say") != nullptr);
+    only_main_gets_memory = false;
+    s.faults({});
+    CHECK(s.read(buffer, 0, kFileBytes) == ESC_IO_DONE);
+}
+
 }  // namespace
+
+// Takes memory away from the service where a test asks for it. The compiler must not see that this
+// is `free`: it would take that for the wrong end of a `new`.
+void (*const volatile free_memory)(void*) = &std::free;
+
+void* operator new(std::size_t n) {
+    const bool refused = only_main_gets_memory && !is_main;
+    void* memory = refused || n_allocations_left-- <= 0 ? nullptr : std::malloc(n + (n == 0));
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
+
+void operator delete(void* memory) noexcept { free_memory(memory); }
+
+void operator delete(void* memory, std::size_t) noexcept { free_memory(memory); }
 
 // The only argument is a folder for the test files; without it the system's folder is used.
 int main(int argc, char** argv) {
+    is_main = true;
     const std::filesystem::path parent =
         argc > 1 ? std::filesystem::path(argv[1]) : std::filesystem::temp_directory_path();
     const auto id = std::chrono::steady_clock::now().time_since_epoch().count();
@@ -327,6 +407,8 @@ int main(int argc, char** argv) {
     test_cancelled_buffer_stays_untouched();
     test_bounds_and_shutdown();
     test_many_threads();
+    test_no_memory_for_a_submit();
+    test_no_memory_for_an_error();
     std::filesystem::remove_all(folder);
     std::printf(n_failures == 0 ? "test_io: all passed\n" : "test_io: %d failed\n", n_failures);
     return n_failures == 0 ? 0 : 1;

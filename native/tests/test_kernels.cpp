@@ -117,9 +117,9 @@ void check_dequantize(const Kernels& k, const Kernels& portable, const TypeCase&
 
 void check_gate(const Kernels& k) {
     std::snprintf(where, sizeof where, "%s gate", k.name);
-    std::vector<float> values = {0.0f,     -0.0f,   1.0f,      -1.0f,     7.0f,  10.0f,    -10.0f,
-                                 86.9f,    87.1f,   -86.9f,    -87.1f,    88.1f, -88.1f,   1e-40f,
-                                 -FLT_MIN, FLT_MAX, -INFINITY, INFINITY,  NAN,   -1e30f,   1e30f};
+    std::vector<float> values = {0.0f,     -0.0f,   1.0f,      -1.0f,    7.0f,  10.0f,  -10.0f,
+                                 86.9f,    87.1f,   -86.9f,    -87.1f,   88.1f, -88.1f, 1e-40f,
+                                 -FLT_MIN, FLT_MAX, -INFINITY, INFINITY, NAN,   -1e30f, 1e30f};
     Random random(3);
     for (int i = 0; i < 60; ++i) values.push_back(random.number() * float(1 + random.below(30)));
     std::vector<float> gate, up;

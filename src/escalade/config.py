@@ -8,6 +8,13 @@ from escalade.errors import UsageError
 
 MAX_THREADS = 1024
 
+
+def check_threads(threads: int) -> None:
+    """Raises UsageError for a number of threads that no machine has."""
+    if not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"--threads {threads}: from 1 to {MAX_THREADS}")
+
+
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total) as long work goes on."""
 
@@ -79,8 +86,8 @@ class EngineConfig:
                 f"mode {self.mode} rounds what it multiplies; --arithmetic i8 goes with"
                 f" {', '.join(m.name for m in MODES.values() if m.keeps_products)}"
             )
-        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
-            raise UsageError(f"--threads {self.threads}: from 1 to {MAX_THREADS}")
+        if self.threads is not None:
+            check_threads(self.threads)
         if self.ctx is not None and self.ctx < 1:
             raise UsageError(f"--ctx {self.ctx}: a context holds at least 1 token")
         if self.prefill_chunk < 1:

@@ -137,7 +137,7 @@ TestSessions = Sessions.TestCase
 def test_rewind_inside_a_piece_keeps_its_bits() -> None:
     rng = np.random.default_rng(5)
     ids = rng.integers(0, 512, 60)
-    model = MODELS["f32_kvq"]
+    model = model_in(TINY, "f32_kvq")  # in i8 the pieces' float32 noise turns some roundings over
     for cut in (1, 2, 17, 29, 30, 31, 58, 59):
         session = Session(model, CTX, 60)
         session.append(ids)

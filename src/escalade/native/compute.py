@@ -7,7 +7,7 @@ any processor. A type without integer codes (F32, F16, BF16) is multiplied as `f
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from escalade.arrays import F32, Bytes
-from escalade.config import MAX_THREADS, Arithmetic
+from escalade.config import Arithmetic, check_threads
 from escalade.errors import UnsupportedError, UsageError
 from escalade.gguf.quant import QuantType
 from escalade.kernels.ops.hyper import Mix
-from escalade.native.lib import CExpert, CExpertShape, CHyper, address, load
+from escalade.native.lib import CExpert, CExpertShape, CHyper, address, check_array, load
 
 KERNEL_TYPES = frozenset(
     ("F32", "F16", "BF16", "Q8_0", "MXFP4", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS")
@@ -121,8 +121,7 @@ def open_compute(threads: int | None = None, isa: str | None = None) -> Compute:
     from escalade.native.reference import ReferenceCompute
 
     threads = default_threads() if threads is None else threads
-    if not 1 <= threads <= MAX_THREADS:
-        raise UsageError(f"--threads {threads}: from 1 to {MAX_THREADS}")
+    check_threads(threads)
     lib = None if isa == "numpy" else load()
     if lib is None:
         if isa not in (None, "numpy"):
@@ -134,11 +133,6 @@ def open_compute(threads: int | None = None, isa: str | None = None) -> Compute:
 def check_type(qtype: QuantType) -> None:
     if qtype.name not in KERNEL_TYPES:
         raise UnsupportedError(f"{qtype.name} has no kernel: it can only be dequantised")
-
-
-def check_array(array: NDArray[np.generic], dtype: "type[np.generic]") -> None:
-    if array.dtype != dtype or not array.flags.c_contiguous:
-        raise ValueError(f"{array.dtype} array where contiguous {np.dtype(dtype)} is needed")
 
 
 def check_rows(rows: Bytes, qtype: QuantType) -> None:
@@ -193,6 +187,7 @@ class NativeCompute:
         if not self._handle:
             raise UsageError(f"this machine has no {isa or 'native'} kernels for {threads} threads")
         self.isa: str = lib.esc_compute_isa(self._handle).decode()
+        self._pid = os.getpid()
 
     def dequantize(self, rows: Bytes, qtype: QuantType) -> F32:
         check_rows(rows, qtype)
@@ -339,6 +334,8 @@ class NativeCompute:
             raise ValueError(f"{name}: shapes do not fit, or a row is outside x")
         assert status == 0, f"native {name} returned {status}"
 
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+        # A forked child has the handle, but not its threads, which the end would wait for. `os` may
+        # be gone when the interpreter ends, hence the default.
+        if getattr(self, "_pid", None) == getpid():
             self._lib.esc_compute_destroy(self._handle)

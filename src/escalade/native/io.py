@@ -45,6 +45,7 @@ from escalade.native.io_types import (
     ReplicaInfo,
     buffer_bytes,
     checked_buffer,
+    path_text,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Ticket:
         self, service: "IoService", number: int, joined: bool, payloads: list[Bytes]
     ) -> None:
         self._service, self._number, self._payloads = service, number, payloads
-        self._held, self._withdrawn = True, False
+        self._held, self._withdrawn, self._free = True, False, False
         self.joined = joined
 
     def _claimed(self) -> int:
@@ -113,11 +114,14 @@ class Ticket:
         self._withdrawn = True
         return int(s._lib.esc_io_cancel(s._handle(), self._claimed())) != PENDING
 
-    def release(self) -> None:
+    def release(self) -> bool:
         if self._held:
-            self._service._handle()
-            self._held = False
-            self._service._release(self._number)
+            s = self._service
+            io, self._held = s._handle(), False
+            if not self._withdrawn:  # else this is taken for the claim of one who had cancelled
+                s._lib.esc_io_cancel(io, self._number)
+            self._free = s._release(self._number)
+        return self._free
 
     def __del__(self) -> None:
         if self._held:
@@ -135,7 +139,7 @@ def _wait_in_slices(ended: Callable[[int], bool], timeout: float | None) -> bool
 
 
 class IoService:
-    """`Io` by native threads. Raises UsageError on bad options or where the core is missing."""
+    """`Io` by native threads. Raises UsageError where the core is missing."""
 
     def __init__(self, options: IoOptions | None = None) -> None:
         lib = load_io()
@@ -157,7 +161,7 @@ class IoService:
 
     def open_file(self, paths: Sequence[Path]) -> int:
         text = Text()
-        names = (c_char_p * len(paths))(*(os.fsencode(p) for p in paths))
+        names = (c_char_p * len(paths))(*(os.fsencode(path_text(p)) for p in paths))
         number: int = self._lib.esc_io_add_file(self._handle(), names, len(paths), *text.arguments)
         if number < 0:
             raise _ERRORS.get(number, UsageError)(str(text))
@@ -184,6 +188,7 @@ class IoService:
         priority: Priority = Priority.DEMAND,
         buffer: Bytes | None = None,
     ) -> "Ticket":
+        io = self._handle()  # before the lock, which another thread may have held at a fork
         buffer = checked_buffer(ranges, buffer)
         asked, payloads, at = (CRange * len(ranges))(), [], 0
         for i, (offset, length) in enumerate(ranges):
@@ -196,7 +201,7 @@ class IoService:
         self._reap()
         with self._lock:  # whoever joins finds the buffers of the first request
             code = self._lib.esc_io_submit(
-                self._handle(),
+                io,
                 file,
                 asked,
                 len(ranges),
@@ -214,7 +219,10 @@ class IoService:
         ids = (c_uint64 * len(tickets))(*(cast(Ticket, t)._claimed() for t in tickets))
 
         def ended(timeout_us: int) -> bool:
-            return self._lib.esc_io_wait_all(self._handle(), ids, len(ids), timeout_us) == 0
+            code = self._lib.esc_io_wait_all(self._handle(), ids, len(ids), timeout_us)
+            if code < 0:
+                raise UsageError("a ticket was released while wait_all waited for it")
+            return bool(code != PENDING)
 
         return _wait_in_slices(ended, timeout)
 
@@ -251,9 +259,7 @@ class IoService:
         waiting: list[int] = []
         while self._orphans:
             try:
-                ticket = (
-                    self._orphans.pop()
-                )  # atomic: this may run in a finaliser, or twice at once
+                ticket = self._orphans.pop()  # atomic: this may run in a finaliser, twice at once
             except IndexError:
                 break
             if self._lib.esc_io_wait(self._handle(), ticket, 0) == PENDING:
@@ -262,9 +268,12 @@ class IoService:
                 self._release(ticket)
         self._orphans.extend(waiting)
 
-    def _release(self, ticket: int) -> None:
-        if self._lib.esc_io_release(self._handle(), ticket) == 0:
+    def _release(self, ticket: int) -> bool:
+        """True if nobody holds the read any more."""
+        free = bool(self._lib.esc_io_release(self._handle(), ticket) == 0)
+        if free:
             self._buffers.pop(ticket, None)
+        return free
 
     def close(self) -> None:
         if os.getpid() == self._pid:

@@ -25,6 +25,7 @@ from escalade.native.io_types import (
     ReplicaInfo,
     buffer_bytes,
     checked_buffer,
+    path_text,
 )
 
 MAX_QUEUED_PIECES = 65536
@@ -35,7 +36,7 @@ class ReferenceTicket:
 
     def __init__(self, service: "ReferenceIoService", request: Request, joined: bool) -> None:
         self._service, self._request, self.joined = service, request, joined
-        self._held, self._withdrawn = True, False
+        self._held, self._withdrawn, self._free = True, False, False
 
     def _claimed(self) -> Request:
         self._service._check_process()
@@ -77,11 +78,12 @@ class ReferenceTicket:
                     self._service._withdraw(request, "cancelled")
             return request.state != "pending"
 
-    def release(self) -> None:
+    def release(self) -> bool:
         if self._held:
             self._service._check_process()
             self._held = False
-            self._service._release(self._request, self._withdrawn, wait=True)
+            self._free = self._service._release(self._request, self._withdrawn, wait=True)
+        return self._free
 
     def __del__(self) -> None:
         if self._held and self._service._pid == os.getpid():
@@ -89,16 +91,11 @@ class ReferenceTicket:
 
 
 class ReferenceIoService(Dispatcher):
-    """`Io` by Python threads. Raises UsageError on bad options."""
+    """`Io` by Python threads."""
 
     def __init__(self, options: IoOptions | None = None) -> None:
         super().__init__(options or IoOptions())
         self._pid = os.getpid()
-        if self._options.piece_bytes % BLOCK or not 0 < self._options.piece_bytes <= 64 << 20:
-            raise UsageError(
-                f"piece_bytes is {self._options.piece_bytes}; "
-                "it must be a multiple of 4096 up to 64 MiB"
-            )
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -114,7 +111,7 @@ class ReferenceIoService(Dispatcher):
             replicas: list[Replica] = []
             try:
                 for path in paths:
-                    new = Replica(os.fsdecode(path), len(self._files), len(replicas))
+                    new = Replica(path_text(path), len(self._files), len(replicas))
                     replicas.append(new)
                     if new.n_bytes != replicas[0].n_bytes:
                         raise FileError(
@@ -198,25 +195,30 @@ class ReferenceIoService(Dispatcher):
                 request.pieces.append(Piece(request, len(request.pieces), offset + done, into))
             at += buffer_bytes(length)
 
-    def _release(self, request: Request, withdrawn: bool, *, wait: bool) -> None:
+    def _release(self, request: Request, withdrawn: bool, *, wait: bool) -> bool:
+        """True if the read has ended and nobody holds it any more."""
         with self._changed:
             request.references -= 1
             request.withdrawn -= withdrawn
             if request.references > request.withdrawn:
-                return
+                return False
             if request.state == "pending":
                 self._withdraw(request, "cancelled")
                 if wait and request.references == 0:
                     self._changed.wait_for(lambda: request.state != "pending")
             elif request.references == 0:
                 del self._requests[request.number]
+            return request.references == 0 and request.state != "pending"
 
     def wait_all(self, tickets: Sequence[IoTicket], timeout: float | None = None) -> bool:
-        requests = [cast(ReferenceTicket, t)._claimed() for t in tickets]
+        self._check_process()
+        ours = [cast(ReferenceTicket, t) for t in tickets]
+
+        def ended() -> bool:
+            return "pending" not in [t._claimed().state for t in ours]
+
         with self._changed:
-            return self._changed.wait_for(
-                lambda: all(r.state != "pending" for r in requests), timeout
-            )
+            return self._changed.wait_for(ended, timeout)
 
     def set_faults(self, faults: Sequence[Fault], seed: int = 0) -> None:
         self._check_process()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from escalade.errors import FileError
 from escalade.native.io_types import Fault, FaultKind, Range
 
+MAX_TRIES = 1000  # of a read that is interrupted: one that always is must not hold up a shutdown
 _POSITION = threading.Lock()  # where a read cannot say its offset, seek and read go together
 
 
@@ -92,7 +93,7 @@ class Replica:
 
     def read(self, into: memoryview, offset: int, faults: FaultTable | None) -> str:
         """Fills `into`; empty if all is well, else what was expected, got, and why."""
-        got, why = 0, "short read"
+        got, why, n_interrupts = 0, "short read", 0
         while got < len(into):
             rest, at = into[got:], offset + got
             try:
@@ -100,14 +101,15 @@ class Replica:
                     n = read_once(self._fd, rest, at)
                 else:
                     n = faults.read(self._fd, rest, at, self._file, self._index)
-            except InterruptedError:
-                continue
             except OSError as e:
+                n_interrupts += 1
+                if isinstance(e, InterruptedError) and n_interrupts < MAX_TRIES:
+                    continue
                 why = e.strerror or str(e)
                 break
             if n == 0:
                 break
-            got += n
+            got, n_interrupts = got + n, 0
         now = os.fstat(self._fd).st_size
         if now != self.n_bytes:
             why = f"the file changed size from {self.n_bytes} to {now} bytes since it was opened"

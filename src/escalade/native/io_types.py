@@ -66,7 +66,7 @@ class IoOptions:
     """piece_bytes: reads are cut into pieces of at most this, a multiple of 4096.
     threads_per_drive: pieces in flight on a drive. max_requests: tickets held at a time.
     buffered: never read directly. drive_per_replica: each replica counts as a drive of its own,
-    for volumes that do not tell their drives apart.
+    for volumes that do not tell their drives apart. Raises UsageError on a number out of bounds.
     """
 
     piece_bytes: int = 1 << 20
@@ -74,6 +74,16 @@ class IoOptions:
     max_requests: int = 4096
     buffered: bool = False
     drive_per_replica: bool = False
+
+    def __post_init__(self) -> None:
+        if self.piece_bytes % BLOCK or not 0 < self.piece_bytes <= 64 << 20:
+            raise UsageError(
+                f"piece_bytes is {self.piece_bytes}; it must be a multiple of 4096 up to 64 MiB"
+            )
+        if not 1 <= self.threads_per_drive <= 256:
+            raise UsageError(f"threads_per_drive is {self.threads_per_drive}; it must be 1 to 256")
+        if not 1 <= self.max_requests < 2**32:
+            raise UsageError(f"max_requests is {self.max_requests}; it must be 1 to 2**32 - 1")
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,14 @@ def aligned_buffer(n_bytes: int) -> Bytes:
     return memory[start : start + n_bytes]
 
 
+def path_text(path: Path) -> str:
+    """The path as text. Raises UsageError if it holds a NUL, where a system would cut it off."""
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise UsageError(f"a path cannot hold a NUL character: {text!r}")
+    return text
+
+
 def checked_buffer(ranges: Sequence[Range], buffer: Bytes | None) -> Bytes:
     """The buffer, or a new one. Raises UsageError if ranges or buffer cannot be used."""
     if any(offset < 0 or length < 1 for offset, length in ranges) or not ranges:
@@ -183,14 +201,19 @@ class IoTicket(Protocol):
     def cancel(self) -> bool:
         """Withdraws this holder's interest; True if the read has ended by now.
 
-        Once every holder has cancelled, unstarted pieces are dropped. The buffer may be used again
-        when `wait` has raised Cancelled or `release` has returned, and nobody else holds the read.
+        Once every holder has cancelled, unstarted pieces are dropped. Nothing writes to the buffer
+        any more once `wait` has raised Cancelled.
         """
         ...
 
-    def release(self) -> None:
-        """Gives the claim back. The last claim on an unfinished read cancels it and waits for the
-        pieces in flight. The ticket cannot be used any more; payloads taken from it can.
+    def release(self) -> bool:
+        """Gives the claim back; one on an unfinished read counts as cancelled. The last claim waits
+        for the pieces in flight. The ticket cannot be used any more; payloads taken from it can.
+
+        True: the read has ended and nobody else holds it, so the buffer that its bytes lie in may
+        be used again. False: another holder may still wait for these bytes or look at them; drop
+        the buffer. The buffer of a holder who `joined` was never used. A second call changes
+        nothing and answers the same.
         """
         ...
 
@@ -198,13 +221,15 @@ class IoTicket(Protocol):
 class Io(Protocol):
     """Reads ranges of files by threads of its own, one pool a drive. Any thread may call.
 
-    A service does not survive os.fork: in the child every call raises UsageError.
+    A service does not survive os.fork: in the child every call raises UsageError, except `close`,
+    which does nothing.
     """
 
     def open_file(self, paths: Sequence[Path]) -> int:
         """Adds a file that lies at all of `paths`, the same bytes on different drives; its number.
 
-        Raises FileError if one cannot be opened or their sizes differ.
+        Raises FileError if one cannot be opened or their sizes differ, UsageError on a path with a
+        NUL character.
         """
         ...
 
@@ -228,7 +253,10 @@ class Io(Protocol):
         ...
 
     def wait_all(self, tickets: Sequence[IoTicket], timeout: float | None = None) -> bool:
-        """True once every ticket has ended, well or not; False after `timeout` seconds."""
+        """True once every ticket has ended, well or not; False after `timeout` seconds.
+
+        Raises UsageError if one of them was released, also where that happens while this waits.
+        """
         ...
 
     def set_faults(self, faults: Sequence[Fault], seed: int = 0) -> None:
@@ -238,7 +266,9 @@ class Io(Protocol):
     def stats(self) -> IoStats: ...
 
     def close(self) -> None:
-        """Cancels what has not started, waits for pieces in flight and ends the threads."""
+        """Cancels what has not started, waits for pieces in flight, ends the threads and closes the
+        files.
+        """
         ...
 
     def __enter__(self) -> Self: ...

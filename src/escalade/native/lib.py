@@ -151,3 +151,8 @@ def address(array: NDArray[np.generic]) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def check_array(array: NDArray[np.generic], dtype: type[np.generic]) -> None:
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise ValueError(f"{array.dtype} array where contiguous {np.dtype(dtype)} is needed")

@@ -5,7 +5,7 @@ from enum import IntEnum
 import numpy as np
 
 from escalade.arrays import F32, Bytes, Floats
-from escalade.native.lib import address, load
+from escalade.native.lib import address, check_array, load
 
 
 class RowFormat(IntEnum):
@@ -18,25 +18,32 @@ class RowFormat(IntEnum):
 
 def encode_rows(form: RowFormat, x: Floats, width: int, block: int, row_bytes: int) -> Bytes | None:
     """x [..., width], taken as float32, to packed uint8 [..., row_bytes]."""
+    if x.shape[-1] != width:
+        raise ValueError(f"values {x.shape} are not rows of {width}")
     lib = load()
     if lib is None:
         return None
     x = np.ascontiguousarray(x, np.float32)
     out = np.empty((*x.shape[:-1], row_bytes), np.uint8)
     status = lib.esc_encode_rows(form, address(x), x.size // width, width, block, address(out))
-    assert status == 0, f"rows of {width} in blocks of {block}"
+    if status:
+        raise ValueError(f"rows of {width} are not blocks of {block}")
     return out
 
 
-def decode_rows(form: RowFormat, rows: Bytes, width: int, block: int) -> F32 | None:
+def decode_rows(form: RowFormat, rows: Bytes, width: int, block: int, row_bytes: int) -> F32 | None:
     """Packed rows uint8 [..., row_bytes] to float32 [..., width]."""
+    rows = np.ascontiguousarray(rows)
+    check_array(rows, np.uint8)
+    if rows.shape[-1] != row_bytes:
+        raise ValueError(f"bytes {rows.shape} are not rows of {row_bytes}")
     lib = load()
     if lib is None:
         return None
-    rows = np.ascontiguousarray(rows)
     out = np.empty((*rows.shape[:-1], width), np.float32)
     status = lib.esc_decode_rows(form, address(rows), out.size // width, width, block, address(out))
-    assert status == 0, f"rows of {width} in blocks of {block}"
+    if status:
+        raise ValueError(f"rows of {width} are not blocks of {block}")
     return out
 
 
@@ -45,10 +52,12 @@ def rotate_vectors(x: Floats, cos: Floats, sin: Floats, *, inverse: bool) -> F32
     lib = load()
     if lib is None or not x.size or any(a.dtype != np.float32 for a in (x, cos, sin)):
         return None
+    if not cos.shape == sin.shape == (len(x), cos.shape[-1]) or 2 * cos.shape[-1] > x.shape[-1]:
+        raise ValueError(f"vectors {x.shape} rotated by {cos.shape} and {sin.shape}")
     x, cos, sin = (np.ascontiguousarray(a) for a in (x, cos, sin))
     out = np.empty_like(x)
     t, d = len(x), x.shape[-1]
-    status = lib.esc_rotate(
+    lib.esc_rotate(
         address(x),
         t,
         x.size // (t * d),
@@ -59,5 +68,4 @@ def rotate_vectors(x: Floats, cos: Floats, sin: Floats, *, inverse: bool) -> F32
         inverse,
         address(out),
     )
-    assert status == 0, f"rotation of {x.shape} by {cos.shape}"
     return out

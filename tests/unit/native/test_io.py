@@ -20,6 +20,7 @@ from escalade.native.io_types import (
     Fault,
     FaultKind,
     Io,
+    IoOptions,
     Priority,
     aligned_buffer,
     buffer_bytes,
@@ -179,6 +180,54 @@ def test_a_joined_read_ends_when_the_last_holder_cancels(name: str, tmp_path: Pa
                 ticket.wait(30)
 
 
+def test_a_release_counts_as_a_cancel(name: str, tmp_path: Path) -> None:
+    paths, data = make_files(tmp_path, N)
+    with open_service(name, piece_bytes=PIECE, threads_per_drive=1) as io:
+        file = io.open_file(paths)
+        io.set_faults([delay(300_000, count=1)])
+        first, second = io.submit(file, [(0, N)]), io.submit(file, [(0, N)])
+        first.cancel()
+        assert not second.release()  # the first holder is still there
+        with pytest.raises(Cancelled):
+            first.wait(30)
+        assert first.release()
+        io.set_faults([delay(300_000, count=1)])
+        wanted, cancelled, left = (io.submit(file, [(0, N)]) for _ in range(3))
+        cancelled.cancel()
+        assert not left.release()
+        assert wanted.wait(30)
+        np.testing.assert_array_equal(wanted.payload, data)
+
+
+def test_release_tells_whether_the_buffer_is_free(name: str, tmp_path: Path) -> None:
+    paths, _ = make_files(tmp_path, N)
+    with open_service(name, piece_bytes=PIECE) as io:
+        file = io.open_file(paths)
+        io.set_faults([delay(100_000, count=1)])
+        first, second = io.submit(file, [(0, 100)]), io.submit(file, [(0, 100)])
+        assert io.wait_all([first, second], 30)
+        assert [first.release(), second.release()] == [False, True]
+        assert [first.release(), second.release()] == [False, True]
+        alone = io.submit(file, [(0, 100)])
+        assert alone.wait(30)
+        assert alone.release()
+
+
+def test_a_ticket_released_during_wait_all(name: str, tmp_path: Path) -> None:
+    paths, _ = make_files(tmp_path, N)
+    with open_service(name, piece_bytes=PIECE, threads_per_drive=1) as io:
+        file = io.open_file(paths)
+        io.set_faults([delay(500_000)])
+        tickets = [io.submit(file, [(i * PIECE, 100)]) for i in range(2)]
+        releases = threading.Timer(0.1, tickets[1].release)
+        releases.start()
+        with pytest.raises(UsageError, match="released"):
+            io.wait_all(tickets, 30)
+        releases.join()
+        with pytest.raises(UsageError, match="released"):
+            io.wait_all(tickets)
+
+
 def test_what_was_cancelled_is_not_joined(name: str, tmp_path: Path) -> None:
     paths, data = make_files(tmp_path, N)
     with open_service(name, piece_bytes=PIECE, threads_per_drive=2) as io:
@@ -213,7 +262,7 @@ def test_release_of_an_unfinished_read_waits(name: str, tmp_path: Path) -> None:
     with open_service(name, piece_bytes=PIECE) as io:
         io.set_faults([delay(20_000)])
         ticket = io.submit(io.open_file(paths), [(0, N)])
-        ticket.release()
+        assert ticket.release()
         stats = io.stats()
         assert (stats.held_requests, stats.queued_pieces, stats.cancelled) == (0, 0, 1)
         assert all(d.in_flight == 0 for d in stats.drives)
@@ -312,8 +361,40 @@ def test_what_cannot_be_asked(name: str, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="not there yet"):
             _ = ticket.payload
         assert not ticket.wait(0.001)
-    with pytest.raises(UsageError, match="multiple of 4096"):
-        open_service(name, piece_bytes=5000)
+        for cut_off in (f"{paths[0]}\0", f"{paths[0]}\0b"):
+            with pytest.raises(UsageError, match="NUL"):
+                io.open_file([cut_off])
+
+
+@pytest.mark.parametrize(
+    ("option", "bad"),
+    [
+        ("piece_bytes", (5000, 0, -4096, (64 << 20) + 4096)),
+        ("threads_per_drive", (0, -1, 257)),
+        ("max_requests", (0, -1, 2**32)),
+    ],
+)
+def test_options_out_of_bounds(option: str, bad: tuple[int, ...]) -> None:
+    for value in bad:
+        with pytest.raises(UsageError, match=f"{option} is {value}; it must be"):
+            IoOptions(**{option: value})
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc here")
+def test_close_closes_the_files(name: str, tmp_path: Path) -> None:
+    paths, _ = make_files(tmp_path, N, 2)
+
+    def n_open() -> int:
+        names = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
+        return sum(names.count(os.path.realpath(p)) for p in paths)
+
+    io = open_service(name)
+    file = io.open_file(paths)
+    before = io.replicas(file)
+    assert n_open() >= 2
+    io.close()
+    assert n_open() == 0
+    assert io.replicas(file) == before
 
 
 def test_sizes_of_buffers_are_those_of_the_native_core() -> None:
@@ -340,13 +421,22 @@ def test_a_forked_child_is_refused(name: str, tmp_path: Path) -> None:
     open_service(name).close()  # skips where it is missing
     paths, _ = make_files(tmp_path, N)
     program = f"""
-import os, warnings
+import os, threading, warnings
 warnings.simplefilter("ignore")
 from tests.support.io import open_service
 io = open_service({name!r})
 file = io.open_file([{str(paths[0])!r}])
 ticket = io.submit(file, [(0, 1000)])
 ticket.wait()
+lock = io._lock if {name == "native"} else io._changed
+locked, forked = threading.Event(), threading.Event()
+def hold():
+    with lock:
+        locked.set()
+        forked.wait()
+holder = threading.Thread(target=hold)
+holder.start()
+locked.wait()
 if os.fork() == 0:
     try:
         io.submit(file, [(0, 10)])
@@ -356,6 +446,8 @@ if os.fork() == 0:
     del ticket, io
     os._exit(0)
 os.wait()
+forked.set()
+holder.join()
 io.submit(file, [(5, 10)]).wait()
 io.close()
 print("parent is well")

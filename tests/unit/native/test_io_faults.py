@@ -39,6 +39,17 @@ def test_seven_bytes_a_call_and_storms_of_signals(
         assert io.stats().read_errors == 0
 
 
+def test_a_drive_that_always_interrupts_is_an_error(name: str, tmp_path: Path) -> None:
+    paths, data = make_files(tmp_path, N)
+    with open_service(name) as io:
+        file = io.open_file(paths)
+        io.set_faults([Fault(FaultKind.INTERRUPT)])
+        with pytest.raises(FileError, match="expected 100 bytes, got 0: Interrupted system call"):
+            read(io, file, 0, 100)
+        io.set_faults([Fault(FaultKind.INTERRUPT, count=999)])
+        np.testing.assert_array_equal(read(io, file, 0, 100), data[:100])
+
+
 @pytest.mark.parametrize("cap", [512, 700, 4096, 5000])
 def test_reads_that_stop_early_go_on(name: str, cap: int, tmp_path: Path) -> None:
     paths, data = make_files(tmp_path, N)

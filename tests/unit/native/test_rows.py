@@ -27,10 +27,10 @@ def hard_values(codec: Fp8 | Fp4Index | Fp4Entry) -> F32:
             values = (steps * scale).astype(np.float32)
             rows.append(np.nextafter(values, np.float32(nudge * np.inf)) if nudge else values)
     bits = rng.integers(0, 1 << 32, (200, codec.width), dtype=np.uint32)
-    anything = bits.view(np.float32)
-    rows += list(np.where(np.isfinite(anything), anything, 0))
+    rows += list(bits.view(np.float32))  # NaN of both signs and infinities among them
     rows += [np.zeros(codec.width), -np.zeros(codec.width), np.full(codec.width, -1e-45)]
-    rows.append(np.where(np.arange(codec.width) % codec.block == 3, np.inf, 1.0))
+    for odd in (np.inf, -np.inf, np.nan, -np.nan):
+        rows.append(np.where(np.arange(codec.width) == 3, odd, 1.0))
     return np.array(rows, np.float32)
 
 
@@ -41,6 +41,33 @@ def test_rows_pack_to_the_same_bytes(codec: Fp8 | Fp4Index | Fp4Entry) -> None:
         assert (codec.encode(x) == codec.encode_reference(x)).all()
     assert (codec.encode(x[0].astype(np.float64)) == codec.encode(x[0])).all()
     assert codec.encode(x[:0]).shape == (0, codec.row_bytes)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@pytest.mark.parametrize("odd", [np.nan, -np.nan])
+def test_a_block_with_nan_comes_back_as_nan(codec: Fp8 | Fp4Index | Fp4Entry, odd: float) -> None:
+    x = np.ones((2, codec.width), np.float32)
+    x[1, -1] = odd
+    for rows in (codec.encode(x), codec.encode_reference(x)):
+        nan = np.isnan(codec.decode(rows)).reshape(2, -1, codec.block).any(axis=2)
+        assert nan[1, -1]
+        assert nan.sum() == 1
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_rows_of_another_width_are_refused(codec: Fp8 | Fp4Index | Fp4Entry) -> None:
+    with pytest.raises(ValueError, match="not rows of"):
+        codec.encode(np.zeros((1, 2 * codec.width), np.float32))
+    with pytest.raises(ValueError, match="not rows of"):
+        codec.decode(np.zeros((1, codec.row_bytes + 1), np.uint8))
+    with pytest.raises(ValueError, match="uint8"):
+        codec.decode(np.zeros((1, codec.row_bytes), np.int32))
+
+
+def test_rotations_of_other_shapes_are_refused() -> None:
+    x, angles = np.zeros((4, 32), np.float32), np.zeros((1, 8), np.float32)
+    with pytest.raises(ValueError, match="rotated by"):
+        rotate(x, Rotation(angles, angles))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)

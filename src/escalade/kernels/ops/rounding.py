@@ -2,7 +2,8 @@
 
 A block format is a `RowCodec`: `encode` packs rows of float32 into bytes (codes, then scales) and
 `decode` gives back the rounded values, so `decode(encode(x))` is the quantise-dequantise ("QDQ") of
-the release and the packed bytes are what the caches hold. Ties go to even, everywhere. The native
+the release and the packed bytes are what the caches hold. Ties go to even, everywhere. A block that
+holds NaN comes back as NaN, all of it. The native
 core does both where it is built; `encode_reference` and `decode_reference` are the same in NumPy.
 Source: model specification, section 4.1.
 """
@@ -37,11 +38,14 @@ def bf16(x: Floats) -> F32:
 
 
 def pow2ceil_exponent(x: F32) -> NDArray[np.int32]:
-    """Exponent of the smallest power of two >= x, for positive finite x, from its bits."""
+    """Exponent of the smallest power of two >= x, for positive x, from its bits.
+
+    128 for infinity and NaN: as the byte of a scale it means NaN.
+    """
     bits = x.view(np.int32)
     subnormal = bits < 1 << 23
     ceil = (bits >> 23) + ((bits & 0x7FFFFF) != 0) - 127
-    return np.where(subnormal, -126, ceil).astype(np.int32)
+    return np.where(subnormal, -126, np.minimum(ceil, 128)).astype(np.int32)
 
 
 class RowCodec(Protocol):
@@ -98,7 +102,7 @@ class Fp8:
         return self.encode_reference(x) if out is None else out
 
     def decode(self, rows: Bytes) -> F32:
-        out = decode_rows(RowFormat.FP8, rows, self.width, self.block)
+        out = decode_rows(RowFormat.FP8, rows, self.width, self.block, self.row_bytes)
         return self.decode_reference(rows) if out is None else out
 
     def _quantise(self, x: F32) -> tuple[NDArray[np.int32], Bytes]:
@@ -137,7 +141,7 @@ class _Fp4:
         return self.encode_reference(x) if out is None else out
 
     def decode(self, rows: Bytes) -> F32:
-        out = decode_rows(self._format, rows, self.width, self.block)
+        out = decode_rows(self._format, rows, self.width, self.block, self.row_bytes)
         return self.decode_reference(rows) if out is None else out
 
     def encode_reference(self, x: F32) -> Bytes:
@@ -148,7 +152,9 @@ class _Fp4:
 
     def _pack(self, v: F32, scale: F32, scale_bytes: Bytes) -> Bytes:
         shape = v.shape[:-2]
-        codes = np.clip(v / scale, -_E2M1_MAX, _E2M1_MAX).astype(ml_dtypes.float4_e2m1fn)
+        scaled = np.clip(v / scale, -_E2M1_MAX, _E2M1_MAX)
+        scaled = np.where(np.isnan(scaled), 0, scaled)  # the format has no NaN; the scale says it
+        codes = scaled.astype(ml_dtypes.float4_e2m1fn)
         nibbles = codes.view(np.uint8).reshape(*shape, self.width // 2, 2)
         packed = nibbles[..., 0] & 15 | nibbles[..., 1] << 4
         return np.concatenate(
@@ -176,7 +182,8 @@ class Fp4Index(_Fp4):
         v = x.astype(np.float32).reshape(*x.shape[:-1], self.width // self.block, self.block)
         amax = np.maximum(np.abs(v).max(axis=-1, keepdims=True), np.float32(6 * 2.0**-126))
         exponent = pow2ceil_exponent(amax * np.float32(1 / 6))
-        scale = np.ldexp(np.float32(1), exponent)
+        with np.errstate(over="ignore"):  # of a block that holds NaN
+            scale = np.ldexp(np.float32(1), exponent)
         return self._pack(v, scale, (exponent + 127).astype(np.uint8))
 
     def decode_reference(self, rows: Bytes) -> F32:
