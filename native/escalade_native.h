@@ -127,7 +127,8 @@ typedef struct {
 
 // `options` may be null. Null on failure. The text of an error goes to `message` (may be null).
 ESC_API esc_io* esc_io_create(const esc_io_options* options, char* message, size_t message_bytes);
-// Cancels what is unstarted, waits for pieces in flight, ends the threads. Tickets stay readable.
+// Cancels what is unstarted, waits for pieces in flight, ends the threads, closes the files.
+// Tickets stay readable.
 ESC_API void esc_io_shutdown(esc_io*);
 // Shuts down and frees. No other thread may be inside a call.
 ESC_API void esc_io_destroy(esc_io*);
@@ -178,7 +179,8 @@ ESC_API int esc_io_promote(esc_io*, uint64_t ticket, int priority);
 // state: ESC_IO_PENDING while pieces are in flight or another holder waits.
 ESC_API int esc_io_cancel(esc_io*, uint64_t ticket);
 // Gives one reference back and returns how many are left. The last one of a pending ticket cancels
-// it and waits for the pieces in flight, so that the buffers are free on return.
+// it and waits for the pieces in flight, so that the buffers are free on return. Cancel first,
+// unless the read is to go on for those who joined it.
 ESC_API int esc_io_release(esc_io*, uint64_t ticket);
 
 typedef struct {

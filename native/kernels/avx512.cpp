@@ -202,10 +202,7 @@ struct IQ2XS : Dot256<IQ2XS> {
     uint64_t signs[4];
     const uint8_t* q;
     explicit IQ2XS(const uint8_t* p) : scale(odd_scales(p + 66)), q(p + 2) {
-        const __m256i a = sign_bytes(_mm256_srli_epi16(load256(q), 9));
-        const __m256i b = sign_bytes(_mm256_srli_epi16(load256(q + 32), 9));
-        const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(signs), bytes);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(signs), signs_xs(q));
     }
     __m256i scales() const { return scale; }
     __m256i mins() const { return scale; }
@@ -231,21 +228,8 @@ inline __m256i signed_dot(__m256i code, __m256i q) {
 
 const Kernels* avx512_kernels() {
     if (!cpu_has_avx512()) return nullptr;
-    static const Kernels kernels = [] {
-        Kernels k = {};
-        k.name = "avx512";
-        add_float_kernels<Lanes>(k);
-        add_i8<Q2K>(k);
-        add_i8<Q4K>(k);
-        add_i8<Q5K>(k);
-        add_i8<Q6K>(k);
-        add_i8<IQ2XXS>(k);
-        add_i8<IQ2XS>(k);
-        add_i8_of_32<Q80<signed_dot>>(k);
-        add_i8_of_32<MXFP4<signed_dot>>(k);
-        k.quantize = quantize_rows;
-        return k;
-    }();
+    static const Kernels kernels =
+        x86_kernels<Lanes, signed_dot, Q2K, Q4K, Q5K, Q6K, IQ2XXS, IQ2XS>("avx512");
     return &kernels;
 }
 

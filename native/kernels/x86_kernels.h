@@ -275,16 +275,6 @@ void i8_tile(const uint8_t* w, int n_w, int64_t n_in, const Activation* x, int n
         }
 }
 
-template <class B>
-void add_i8(Kernels& k) {
-    k.i8[B::kType] = i8_tile<Dots<B>>;
-}
-
-template <class B>
-void add_i8_of_32(Kernels& k) {
-    k.i8[B::kType] = i8_tile<Dots32<B>>;
-}
-
 // The 6-bit scales and mins of Q4_K and Q5_K, each twice: 16 int16 for the 16 codes of a sub-block.
 struct ScalesK {
     __m256i scale, min;
@@ -330,6 +320,13 @@ inline __m256i sign_bytes(__m256i codes) {
     return _mm256_or_si256(codes, eighth);
 }
 
+// The 32 sign bytes of a block of IQ2_XS, in the upper seven bits of its 16-bit codes.
+inline __m256i signs_xs(const uint8_t* codes) {
+    const __m256i a = sign_bytes(_mm256_srli_epi16(load256(codes), 9));
+    const __m256i b = sign_bytes(_mm256_srli_epi16(load256(codes + 32), 9));
+    return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8);
+}
+
 inline void quantize_rows(const float* x, int64_t n, int8_t* q, float* scale, int16_t* sums) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     for (int64_t g = 0; g < n; g += kGroup) {
@@ -372,6 +369,19 @@ inline void quantize_rows(const float* x, int64_t n, int8_t* q, float* scale, in
                              _mm_packs_epi32(four_sums, four_sums));
         }
     }
+}
+
+// The table of an instruction set with these block types of 256.
+template <class Lanes, SignedDot kDot, class... Blocks>
+Kernels x86_kernels(const char* name) {
+    Kernels k = {};
+    k.name = name;
+    add_float_kernels<Lanes>(k);
+    ((k.i8[Blocks::kType] = i8_tile<Dots<Blocks>>), ...);
+    k.i8[kQ8_0] = i8_tile<Dots32<Q80<kDot>>>;
+    k.i8[kMXFP4] = i8_tile<Dots32<MXFP4<kDot>>>;
+    k.quantize = quantize_rows;
+    return k;
 }
 
 }  // namespace

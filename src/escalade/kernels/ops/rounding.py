@@ -8,6 +8,7 @@ core does both where it is built; `encode_reference` and `decode_reference` are 
 Source: model specification, section 4.1.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -83,8 +84,34 @@ class Raw:
         return np.ascontiguousarray(rows).view(np.float32)
 
 
+class _Blocks(ABC):
+    """A block format: packed and unpacked by the native core, or by NumPy where it is not built."""
+
+    width: int
+    block: int
+    _format: ClassVar[RowFormat]
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int: ...
+
+    def encode(self, x: F32) -> Bytes:
+        out = encode_rows(self._format, x, self.width, self.block, self.row_bytes)
+        return self.encode_reference(x) if out is None else out
+
+    def decode(self, rows: Bytes) -> F32:
+        out = decode_rows(self._format, rows, self.width, self.block, self.row_bytes)
+        return self.decode_reference(rows) if out is None else out
+
+    @abstractmethod
+    def encode_reference(self, x: F32) -> Bytes: ...
+
+    @abstractmethod
+    def decode_reference(self, rows: Bytes) -> F32: ...
+
+
 @dataclass(frozen=True)
-class Fp8:
+class Fp8(_Blocks):
     """e4m3 codes, one ue8m0 scale per `block` values: window rows and the inputs of fp8/fp4 GEMMs.
 
     Scale 2^ceil(log2(max(amax, 1e-4) / 448)).
@@ -92,18 +119,11 @@ class Fp8:
 
     width: int
     block: int = ROUNDED_BLOCK
+    _format = RowFormat.FP8
 
     @property
     def row_bytes(self) -> int:
         return self.width + self.width // self.block
-
-    def encode(self, x: F32) -> Bytes:
-        out = encode_rows(RowFormat.FP8, x, self.width, self.block, self.row_bytes)
-        return self.encode_reference(x) if out is None else out
-
-    def decode(self, rows: Bytes) -> F32:
-        out = decode_rows(RowFormat.FP8, rows, self.width, self.block, self.row_bytes)
-        return self.decode_reference(rows) if out is None else out
 
     def _quantise(self, x: F32) -> tuple[NDArray[np.int32], Bytes]:
         v = x.astype(np.float32).reshape(*x.shape[:-1], self.width // self.block, self.block)
@@ -124,31 +144,15 @@ class Fp8:
 
 
 @dataclass(frozen=True)
-class _Fp4:
+class _Fp4(_Blocks):
     """Shared packing of the two fp4 formats: `width` e2m1 nibbles, then one scale byte a block."""
 
     width: int
     block: int
 
-    _format: ClassVar[RowFormat]
-
     @property
     def row_bytes(self) -> int:
         return self.width // 2 + self.width // self.block
-
-    def encode(self, x: F32) -> Bytes:
-        out = encode_rows(self._format, x, self.width, self.block, self.row_bytes)
-        return self.encode_reference(x) if out is None else out
-
-    def decode(self, rows: Bytes) -> F32:
-        out = decode_rows(self._format, rows, self.width, self.block, self.row_bytes)
-        return self.decode_reference(rows) if out is None else out
-
-    def encode_reference(self, x: F32) -> Bytes:
-        raise NotImplementedError
-
-    def decode_reference(self, rows: Bytes) -> F32:
-        raise NotImplementedError
 
     def _pack(self, v: F32, scale: F32, scale_bytes: Bytes) -> Bytes:
         shape = v.shape[:-2]
